@@ -1,0 +1,394 @@
+"""What a setting may be: frozen pydantic models of every group in conf/ and of every stage's subtree.
+
+Reading files and composing them is `pipeline.io.conf`; here are only the shapes. A model forbids
+unknown keys, so a typo stops in `compose` and never reaches a stage.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown keys, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=False)
+
+
+def _safe_name(value: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_]*", value):
+        raise ValueError(f"{value!r} is not a name: use small letters, digits and _ (it becomes a file name)")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_safe_name)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+# --- target: one model -------------------------------------------------------------------------
+
+
+class BundledSource(Settings):
+    """A vocabulary that an installed package carries (works offline)."""
+
+    kind: Literal["bundled"]
+    package: str
+    """Distribution and import package, found as a module in `pipeline.io.vocabularies`."""
+    vocabulary: str
+
+
+class PathSource(Settings):
+    """A folder on disk with `tiktoken.model` or `tokenizer.json` (relative to the repository root)."""
+
+    kind: Literal["path"]
+    path: str
+
+
+class HubSource(Settings):
+    """A model repository on the Hugging Face hub, pinned."""
+
+    kind: Literal["hub"]
+    repo: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    trust_remote_code: bool = False
+
+
+TokenizerSource = Annotated[BundledSource | PathSource | HubSource, Field(discriminator="kind")]
+
+
+class FilePin(Settings):
+    """What a source file must be, byte for byte."""
+
+    sha256: Sha256
+    size: int
+
+
+class ReservedSlots(Settings):
+    """Special ids `first..last`; those that no name claims are called by `unnamed` with their absolute id."""
+
+    first: int
+    last: int
+    unnamed: str
+
+
+class Probe(Settings):
+    """A text and the ids that it must become (special strings ordinary unless `special`)."""
+
+    text: str
+    ids: tuple[int, ...]
+    special: bool = False
+
+
+class Contract(Settings):
+    """How the tokenizer must behave; checked when it is built and, cheaply, when it is loaded."""
+
+    vocab_size: int
+    special_tokens: dict[str, int]
+    """Every named special token and its id."""
+    probes: tuple[Probe, ...]
+    corpus_sha256: Sha256
+    """Hash over the ids of the fixed corpus in `pipeline.core.corpus`."""
+
+
+class TokenizerSettings(Settings):
+    """Subtree of the `tokenizer` stage."""
+
+    source: TokenizerSource
+    files: dict[str, FilePin]
+    pattern: str | None = None
+    """Split pattern of a tiktoken vocabulary; None for a `tokenizer.json`."""
+    reserved: ReservedSlots | None = None
+    ordinary_flag: tuple[str, ...] = ()
+    """Special tokens that the vendor flags `special: false` (kept by `skip_special_tokens`)."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    contract: Contract
+
+
+class PromptEncoding(Settings):
+    """How the target's own tokenizer encodes a rendered prompt."""
+
+    parse_special: bool
+    """Special strings inside message text become special ids."""
+    max_chars: int | None = None
+    """The text is cut every so many characters before encoding (Kimi: 400,000)."""
+    max_run: int | None = None
+    """... and inside runs of (non-)whitespace longer than this (Kimi: 25,000)."""
+
+
+class RenderSettings(Settings):
+    """How a request becomes the prompt text that the server saw."""
+
+    template: str
+    """Jinja chat template (our own words); variables: messages, tools, tools_text, add_generation_prompt, thinking."""
+    tool_declarations: Name | None = None
+    """Module in `pipeline.core.tool_declarations` that writes `tools_text`; None: the template uses `tools`."""
+    thinking: bool = True
+    encoding: PromptEncoding
+
+
+class TextSegment(Settings):
+    """A text field of the answer, encoded alone."""
+
+    text: Literal["reasoning", "content"]
+
+
+class TokenSegment(Settings):
+    """A special token between fields."""
+
+    token: str
+    closes: Literal["reasoning"] | None = None
+
+
+class LiteralSegment(Settings):
+    """Fixed text the model writes between fields; encoded together with the neighbouring text."""
+
+    literal: str
+
+
+class CallField(Settings):
+    """A field of one tool call."""
+
+    field: Literal["id", "name", "arguments"]
+
+
+class ToolCallSegment(Settings):
+    """The tool section: `begin (call...)+ end`."""
+
+    begin: str
+    end: str
+    call: tuple[str | CallField, ...]
+    """Special tokens (strings) and fields of one call, in order."""
+    id_format: str
+    """How the model itself writes a call id; `{name}` and `{index}` (counted over the conversation)."""
+
+
+class ToolCallsSegment(Settings):
+    """Wrapper so that the YAML reads `- tool_calls: {...}`."""
+
+    tool_calls: ToolCallSegment
+
+
+Segment = TextSegment | TokenSegment | LiteralSegment | ToolCallsSegment
+
+
+class Grammar(Settings):
+    """A completion as ordered segments over the fields of an answer."""
+
+    segments: tuple[Segment, ...]
+    end_tokens: dict[Literal["stop", "tool_calls"], str]
+    """The end token by ending. It comes from the chat format, never from `tokenizer.eos_token`."""
+    prompt_opens_reasoning: bool
+    """The generation prompt ends inside reasoning, so the output begins there."""
+    reasoning_open: str | None = None
+    """Token that opens reasoning (in the prompt, or leaked into a field)."""
+
+
+class Profile(Settings):
+    """What a provider does to text and counts (DESIGN 3); all-default means verbatim."""
+
+    space_join: bool = False
+    """One space is added on each side of every added token (vLLM's slow detokenizer, vllm#33457)."""
+    strips: Literal["none", "reasoning_tail", "both"] = "none"
+    """`reasoning_tail`: reasoning is right-stripped; `both`: reasoning and content lose edge whitespace."""
+    counts_end: bool = True
+    """`usage.completion_tokens` includes the end token."""
+    rewrites_ids: bool = False
+    """Tool-call ids are replaced by the API's own."""
+    empty_arguments: Literal["verbatim", "braces"] = "verbatim"
+    """`braces`: empty arguments come back as `{}`."""
+
+
+class Target(Settings):
+    """One file of conf/target/."""
+
+    name: Name
+    models: dict[str, str]
+    """Model name by provider; `default` for the others."""
+    tokenizer: TokenizerSettings
+    render: RenderSettings
+    grammar: Grammar
+
+
+# --- provider: one endpoint --------------------------------------------------------------------
+
+
+class SimulatorSettings(Settings):
+    """The loopback server that the generate stage starts by itself."""
+
+    profile: str
+    """File of pipeline/simulator/profiles/ without its ending."""
+    seed: int = 0
+    code: str = ""
+    """Hash of the simulator's code; written by compose, so that changed answers are asked for again."""
+
+
+class Api(Settings):
+    """What is sent: changes data, part of every request's key."""
+
+    identity: str
+    """Names the endpoint in request keys; never a port or a key."""
+    path: str = "/chat/completions"
+    body: dict[str, Any] = {}
+    """Fields sent with every request, as they are."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    history_reasoning: Literal["reasoning", "reasoning_content"] = "reasoning"
+    """Field in which reasoning of earlier turns is sent back."""
+    simulator: SimulatorSettings | None = None
+    accept_missing: bool = False
+    """Requests that stay without an answer become rejects instead of failing the stage."""
+
+    @model_validator(mode="after")
+    def _no_stop(self) -> Api:
+        if "stop" in self.body:
+            raise ValueError("stop strings cut reasoning and hide the end token (vllm#38499): remove `stop`")
+        return self
+
+
+class Transport(Settings):
+    """How it is sent: never changes data, read straight from conf/ and declared by no stage."""
+
+    base_url: str | None = None
+    key_env: str | None = None
+    """Name of the environment variable that holds the API key."""
+    connect_timeout_s: float = 30.0
+    deadline_s: float = 1800.0
+    """Wall-clock limit of one attempt; keep-alive padding defeats read timeouts."""
+    max_attempts: int = 6
+    max_response_bytes: int = 64 * 1024 * 1024
+    price: Price | None = None
+
+
+class Price(Settings):
+    """US dollars per million tokens, for endpoints that report no cost."""
+
+    prompt: float
+    completion: float
+
+
+class Provider(Settings):
+    """One file of conf/provider/."""
+
+    name: Name
+    api: Api
+    transport: Transport
+    profiles: dict[str, Profile] = {}
+    """Pinned profile by served provider; `default` for the others."""
+
+
+# --- dataset: one prompt set -------------------------------------------------------------------
+
+
+class FileSource(Settings):
+    """A prompt file; under conf/prompts/ compose hashes it, any other path carries its sha256."""
+
+    kind: Literal["path"]
+    path: str
+    sha256: Sha256 | None = None
+
+
+class HubPrompts(Settings):
+    """A dataset on the Hugging Face hub (optional extra `datasets`)."""
+
+    kind: Literal["hub"]
+    repo: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    split: str = "train"
+    config: str | None = None
+
+
+PromptSource = Annotated[FileSource | HubPrompts, Field(discriminator="kind")]
+
+
+class Mapping(Settings):
+    """How a source row becomes messages."""
+
+    shape: Literal["messages", "conversations", "alpaca", "text", "turns", "glaive"]
+    field: str | None = None
+    """Column that holds the messages, turns or text; None: the shape's usual name."""
+    tools_field: str | None = None
+    id_field: str | None = None
+    system: str | None = None
+    """System message put in front of rows that have none."""
+
+
+class PromptSettings(Settings):
+    """Subtree `<dataset>.prompts`."""
+
+    source: PromptSource
+    mapping: Mapping
+    turns: Literal["last", "each"] = "last"
+    """`each`: every user turn is answered on-policy and is a row of its own."""
+    limit: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    dedupe: bool = True
+
+
+class Sampling(Settings):
+    """Sampling parameters; sent only where set. `max_tokens` is always sent (in-flight budgets reckon with it)."""
+
+    max_tokens: int = 8192
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+
+class Rules(Settings):
+    """Subtree of validate."""
+
+    max_reject_share: float = 0.05
+    max_length: int | None = None
+
+
+class Dataset(Settings):
+    """One file of conf/dataset/."""
+
+    name: Name
+    about: str
+    prompts: PromptSettings
+    provider: Name | None = None
+    sampling: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+    exports: dict[str, dict[str, Any]] = {}
+
+
+# --- subtrees: what one stage of one dataset reads ----------------------------------------------
+
+
+class GenerateSettings(Settings):
+    """Subtree `<dataset>.generate`."""
+
+    provider: Name
+    model: str
+    api: Api
+    sampling: Sampling
+    thinking: bool = True
+
+
+class ReconstructSettings(Settings):
+    """Subtree `<dataset>.reconstruct`."""
+
+    model: str
+    render: RenderSettings
+    grammar: Grammar
+    profiles: dict[str, Profile]
+    shard_rows: int = 2000
+
+
+class Runtime(Settings):
+    """conf/runtime/: never invalidates anything."""
+
+    concurrency: int = 64
+    max_cost_usd: float | None = None
+    store: str | None = None
