@@ -105,13 +105,15 @@ class Span:
 class Reconstruction:
     """What one answer says about the ids that the model produced.
 
-    `completion_ids` is None unless `action.usable`. `candidates` are the readings that could not be
+    `completion_ids` is None unless `action.usable`; `text` is what they must decode to, written from the
+    fields and not from the ids. `candidates` are the readings that could not be
     told apart (or that were tried), each a tuple of ids with a short name.
     """
 
     action: Action
     reason: str
     completion_ids: tuple[int, ...] | None = None
+    text: str = ""
     spans: tuple[Span, ...] = ()
     ending: Ending | None = None
     fidelity: Fidelity | None = None
@@ -135,6 +137,35 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One generation as exact ids: a row of build/samples and of every export.
+
+    `input_ids` = prompt + completion; the loss mask is 0 over the first `prompt_length` ids and 1 over
+    the rest (every generated id, `</think>` and the end token included). `spans` count from the start
+    of the completion. `text` is the completion under the row's reading, special tokens spelled out.
+    """
+
+    row_id: str
+    prompt_id: str
+    turn: int
+    input_ids: tuple[int, ...]
+    prompt_length: int
+    ending: Ending
+    fidelity: Fidelity
+    flags: tuple[str, ...]
+    spans: tuple[Span, ...]
+    text: str
+    provider: str
+    model: str
+    prompt_delta: int | None
+
+    @property
+    def loss_mask_runs(self) -> list[list[int]]:
+        """`[value, length]` runs over `input_ids`."""
+        return [[0, self.prompt_length], [1, len(self.input_ids) - self.prompt_length]]
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """A row that gives no sample: why, where it was seen, and the raw fields, kept."""
 
@@ -143,3 +174,4 @@ class Reject:
     reason: str
     detail: str
     raw: str
+    candidates: tuple[tuple[str, tuple[int, ...]], ...] = ()

@@ -1,0 +1,88 @@
+"""A complete answer against its own request: what the served provider lost, ignored or made up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.answer import UnreadableAnswer, read_answer
+from pipeline.records import Action, Answer
+
+# Turn marks of other families (harmony, ChatML, Llama 3, DeepSeek). At the very start of an answer that
+# has no reasoning they mean that another model, or none of its parsers, was at work (TensorRT-LLM#9256).
+_FOREIGN_TURN = re.compile(
+    r"\s*<[|｜](channel|start|message|im_start|start_header_id|begin[_▁]of[_▁]sentence|Assistant|assistant)[|｜]>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Why the answer must not be used. `keep`: it was paid for and its body stays with the row."""
+
+    action: Action
+    reason: str
+    flag: str
+    keep: bool = True
+
+
+def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> Contradiction | None:
+    """The first contradiction that needs no tokenizer, or None."""
+    choice = body["choices"][0]
+    if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
+        return Contradiction(Action.RETRY, "the choice has no message", "no_message", keep=False)
+    try:
+        answer = read_answer(body)
+    except UnreadableAnswer as odd:
+        return Contradiction(Action.FATAL_ROW, f"{odd}: its tokens can't be had", "not_text")
+    if choice["message"].get("refusal"):
+        return Contradiction(
+            Action.FATAL_ROW, "the answer is a refusal field, not text of the model", "refusal"
+        )
+    empty = not (answer.reasoning or answer.content or answer.tool_calls)
+    if empty and not answer.encrypted and not answer.usage.completion_tokens:
+        return Contradiction(Action.RETRY, "an empty answer: nothing was generated", "empty", keep=False)
+    if answer.finish_reason == "content_filter":
+        action = Action.REROUTE if answer.served_provider else Action.FATAL_ROW
+        return Contradiction(action, "the provider's filter cut the answer", "content_filter")
+    if answer.encrypted and not answer.has_reasoning_field:
+        return Contradiction(
+            Action.FATAL_ROW, "the reasoning came only encrypted or as a summary", "reasoning_encrypted"
+        )
+    if not answer.has_reasoning_field and _FOREIGN_TURN.match(answer.content):
+        return Contradiction(
+            Action.REROUTE, "the answer is in another family's turn format", "foreign_markers"
+        )
+    return _of_calls(answer, request)
+
+
+def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | None:
+    choice = request.get("tool_choice")
+    offered = {
+        tool["function"].get("name")
+        for tool in request.get("tools") or []
+        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
+    }
+    if not answer.tool_calls:
+        lost = (
+            answer.finish_reason in ("tool_calls", "function_call")
+            and "<|" not in answer.content + answer.reasoning
+        )
+        return (
+            Contradiction(Action.REROUTE, "finish_reason says tool_calls and no call came", "calls_lost")
+            if lost
+            else None
+        )
+    if choice == "none":
+        return Contradiction(Action.REROUTE, "a call although tool_choice was none", "tool_choice_ignored")
+    if (choice == "required" or isinstance(choice, Mapping)) and not answer.reasoning:
+        return Contradiction(
+            Action.REROUTE,
+            "a forced call without reasoning is not in the model's own format",
+            "forced_output",
+        )
+    for call in answer.tool_calls:
+        if call.name not in offered:
+            return Contradiction(Action.FATAL_ROW, f"the tool {call.name!r} was not offered", "unknown_tool")
+    return None

@@ -1,0 +1,92 @@
+"""Token ids that the engine itself returned -> checked against the count, the text and the ending.
+
+Engines lose or shift ids too: tool tokens missing (vllm#27482), the last id off by one (vllm#28185).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.core.encoding import Encoder
+from pipeline.core.grammar import CompiledGrammar
+from pipeline.core.readings import ending_of
+from pipeline.records import Answer, Ending, Span
+
+
+def spans_of(ids: Sequence[int], grammar: CompiledGrammar) -> tuple[Span, ...]:
+    """What each stretch of sampled ids is, walked along the grammar's tokens."""
+    token_of = {grammar.special[token]: token for token in grammar.tokens}
+    ends = set(grammar.end_ids.values())
+    kind = "reasoning" if grammar.thinking and grammar.think_end else "content"
+    spans: list[Span] = []
+    start = 0
+    for position, token_id in enumerate(ids):
+        if token_id not in token_of:
+            continue
+        if position > start:
+            spans.append(Span(kind, start, position))
+        last = token_id in ends and position == len(ids) - 1
+        spans.append(Span("end" if last else "marker", position, position + 1))
+        start, kind = position + 1, grammar.kind_after(token_of[token_id], kind)
+    if start < len(ids):
+        spans.append(Span(kind, start, len(ids)))
+    return tuple(spans)
+
+
+def why_not_native(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) -> str | None:
+    """The first check that the returned ids fail, or None if they hold."""
+    ids = answer.native_ids
+    assert ids is not None
+    if any(not 0 <= token_id < encoder.vocab_size for token_id in ids):
+        return "an id is outside the vocabulary"
+    count = answer.usage.completion_tokens
+    if count is not None and len(ids) != count:
+        return f"{len(ids)} ids, {count} counted"
+    ending = ending_of(answer)
+    ends = set(grammar.end_ids.values())
+    if ending is Ending.LENGTH and ids[-1] in ends:
+        return "cut by length, yet the last id ends the turn"
+    if ending in grammar.end_ids and ids[-1] != grammar.end_ids[ending]:
+        return f"the last id is {ids[-1]}, not the end token {grammar.end_ids[ending]}"
+    if any(token_id in ends for token_id in ids[:-1]):
+        return "an end token stands before the last id"
+    return _why_not_text(answer, encoder, grammar)
+
+
+def _why_not_text(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) -> str | None:
+    """The ids' text, field by field. Edge whitespace may differ: parsers strip and join it, ids do not."""
+    assert answer.native_ids is not None
+    texts: dict[str, list[str]] = {"reasoning": [], "content": [], "call_id": [], "call_arguments": []}
+    for span in spans_of(answer.native_ids, grammar):
+        if span.kind in texts:
+            data = encoder.decode_bytes(answer.native_ids[span.start : span.end])
+            texts[span.kind].append(data.decode("utf-8", "replace"))
+    reasoning, content = "".join(texts["reasoning"]), "".join(texts["content"])
+    if answer.tool_calls:
+        arguments = [text.strip() or "{}" for text in texts["call_arguments"]]
+        if arguments != [call.arguments.strip() or "{}" for call in answer.tool_calls]:
+            return "tool arguments differ from the ids' text"
+    elif texts["call_arguments"] and not grammar.has_marker(answer.content):
+        return "the ids hold tool calls that the answer lacks"
+    given = answer.content.strip()
+    if grammar.has_marker(given):  # raw or inline form: the whole text stands in content
+        return (
+            None
+            if _letters(encoder.decode_bytes(answer.native_ids)).endswith(_letters(given))
+            or _letters(given) in _letters(encoder.decode_bytes(answer.native_ids))
+            else "content differs from the ids' text"
+        )
+    tail = "\ufffd" if ending_of(answer) is Ending.LENGTH else ""
+    for name, mine, theirs in (
+        ("reasoning", reasoning, answer.reasoning),
+        ("content", content, answer.content),
+    ):
+        if mine.strip().rstrip(tail) != theirs.strip().rstrip(tail):
+            return f"{name} differs from the ids' text"
+    return None
+
+
+def _letters(text: str | bytes) -> str:
+    """Without blanks: joiner spaces stand around every mark of a raw answer."""
+    decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    return "".join(decoded.split())
