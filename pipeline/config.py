@@ -36,7 +36,7 @@ class BundledSource(Settings):
 
     kind: Literal["bundled"]
     package: str
-    """Distribution and import package, found as a module in `pipeline.io.vocabularies`."""
+    """Module of pipeline.io.vocabularies that reads the package."""
     vocabulary: str
 
 
@@ -67,7 +67,7 @@ class FilePin(Settings):
 
 
 class ReservedSlots(Settings):
-    """Special ids `first..last`; those that no name claims are called by `unnamed` with their absolute id."""
+    """Special ids `first..last`; where no name claims one, `unnamed` with the id in place of `{id}`."""
 
     first: int
     last: int
@@ -125,9 +125,9 @@ class RenderSettings(Settings):
     """How a request becomes the prompt text that the server saw."""
 
     template: str
-    """Jinja chat template (our own words); variables: messages, tools, tools_text, add_generation_prompt, thinking."""
+    """Jinja chat template; variables: messages, tools, tools_text, add_generation_prompt, thinking."""
     tool_declarations: Name | None = None
-    """Module in `pipeline.core.tool_declarations` that writes `tools_text`; None: the template uses `tools`."""
+    """Module of `pipeline.core.tool_declarations` that writes `tools_text`."""
     thinking: bool = True
     encoding: PromptEncoding
 
@@ -331,7 +331,7 @@ class PromptSettings(Settings):
 
 
 class Sampling(Settings):
-    """Sampling parameters; sent only where set. `max_tokens` is always sent (in-flight budgets reckon with it)."""
+    """Sampling parameters, sent only where set; `max_tokens` always (in-flight budgets reckon with it)."""
 
     max_tokens: int = 8192
     temperature: float | None = None
@@ -345,10 +345,12 @@ class Sampling(Settings):
 
 
 class Rules(Settings):
-    """Subtree of validate."""
+    """What a dataset's rows must keep to, beside the rules of `pipeline.core.rules`."""
 
     max_reject_share: float = 0.05
+    """The validate stage fails when more of the responses than this give no row."""
     max_length: int | None = None
+    """Tokens of prompt and completion together."""
 
 
 class Dataset(Settings):
@@ -384,6 +386,35 @@ class ReconstructSettings(Settings):
     grammar: Grammar
     profiles: dict[str, Profile]
     shard_rows: int = 2000
+
+
+class ProfilesSettings(Settings):
+    """Subtree `profiles`: one for all datasets, since a provider's habits show only over many rows."""
+
+    render: RenderSettings
+    grammar: Grammar
+    pinned: dict[str, dict[str, Profile]]
+    """Dataset -> served provider (or `default`) -> profile."""
+
+
+class ValidateSettings(Settings):
+    """Subtree `<dataset>.validate`."""
+
+    rules: Rules
+    render: RenderSettings
+    grammar: Grammar
+
+
+class ExportSettings(Settings):
+    """One format of `<dataset>.export`; formats read what they need of it."""
+
+    min_fidelity: Literal["native", "logprobs", "counted", "unverified"] = "counted"
+    """Rows less sure than this are left out (and counted in the card)."""
+    rows_per_file: int = 10_000
+    shuffle_seed: int | None = None
+    """Shuffles by conversation; None keeps the source order."""
+    validation_share: float = 0.0
+    """Share of conversations that goes to the validation split; a conversation stays on one side."""
 
 
 class Runtime(Settings):

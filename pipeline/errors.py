@@ -5,7 +5,7 @@ ExactokError                 a user can mend it; the command line prints it with
 ├── ContractError            a tokenizer does not behave as its target says (names expected and found)
 ├── SourceError              a prompt source or its pin can't be read or does not match
 ├── GenerationError          requests are left without an answer, or no request can pass
-└── StageError               an input of a stage is missing or broken, a row-count does not add up, too many rejects
+└── StageError               a stage's input is missing or broken, counts do not add up, too many rejects
 
 What concerns a single row is never an exception: it is a Reject (pipeline/records.py).
 """

@@ -166,6 +166,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportRow:
+    """A sample that passed, as plain lists: what an export format turns into its own row."""
+
+    row_id: str
+    prompt_id: str
+    turn: int
+    input_ids: list[int]
+    loss_mask: list[int]
+    ending: str
+    fidelity: str
+    flags: list[str]
+    text: str
+    provider: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """A row that gives no sample: why, where it was seen, and the raw fields, kept."""
 

@@ -54,7 +54,8 @@ class Form:
     """How the pieces are closed.
 
     `think_end`: the token that closes reasoning is written. `call_marks`: how many of the marks that
-    close the last call and the section were sampled (None: all).
+    close the last call and the section were sampled (None: all; -1: not even the one before its empty
+    arguments).
     """
 
     ending: Ending

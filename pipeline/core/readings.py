@@ -177,6 +177,15 @@ def _cut_departures(context: Context, fields: Fields, count: int) -> Iterator[Re
         for marks in range(1, grammar.closing_marks + 1):
             form = Form(Ending.LENGTH, call_marks=marks)
             yield Reading("call_closed_by_count", grammar.write(fields, form), Ending.LENGTH, flags, True)
+        if not fields.calls[-1].arguments:  # the cut may lie before the mark that opens the arguments
+            form = Form(Ending.LENGTH, call_marks=-1)
+            yield Reading("cut_in_call_id", grammar.write(fields, form), Ending.LENGTH, flags, True)
+        # A next call may have been opened and cut before its first letter, so that no parser shows it.
+        first = grammar.section.call[0] if grammar.section else None
+        if isinstance(first, str):
+            closed = grammar.write(fields, Form(Ending.LENGTH, call_marks=grammar.closing_marks - 1))
+            opened = (*closed, Piece("marker", token=first))
+            yield Reading("next_call_opened", opened, Ending.LENGTH, flags, True)
     elif (
         fields.reasoning
         and not fields.content
@@ -300,12 +309,10 @@ def _leak_departures(context: Context) -> Iterator[Reading]:
     inner = grammar.split_markers("reasoning", bare.reasoning), grammar.split_markers("content", bare.content)
     if not any(piece.token in ends for field in inner for piece in field):
         yield reading("markers_leaked", *inner)
-    if grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH) is not None:
-        yield reading(
-            "markers_are_text",
-            text_piece("reasoning", answer.reasoning),
-            text_piece("content", answer.content),
-        )
+    raw = grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH)
+    if raw is not None and not context.profile.space_join:  # under it the joiner spaces are already undone
+        texts = text_piece("reasoning", answer.reasoning), text_piece("content", answer.content)
+        yield reading("markers_are_text", *texts)
 
 
 def strip_leaks(answer: Answer, grammar: CompiledGrammar) -> Answer:

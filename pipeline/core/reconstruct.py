@@ -218,7 +218,9 @@ def _accept(
 ) -> Reconstruction:
     repaired = reading.repaired or bool({"native_ids_rejected", "count_elsewhere"} & set(flags))
     fidelity = Fidelity.COUNTED
-    if hides_whitespace(context.answer, context.profile, encode):
+    # Under a stripping provider a departure could as well be whitespace that is gone.
+    stripped = context.profile.strips != "none" and reading.name != "plain"
+    if stripped or hides_whitespace(context.answer, context.profile, encode):
         fidelity, flags = Fidelity.UNVERIFIED, (*flags, "whitespace_may_be_hidden")
     action = Action.REPAIR if repaired else Action.OK
     return Reconstruction(

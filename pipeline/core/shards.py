@@ -24,7 +24,7 @@ def cut(prompt_ids: Sequence[str], mean_rows: int) -> list[range]:
         for row, prompt_id in enumerate(prompt_ids)
         if row == 0 or (prompt_id != prompt_ids[row - 1] and opens_shard(prompt_id, mean_rows))
     ]
-    ends = [*starts[1:], len(prompt_ids)]
+    ends = [*starts[1:], len(prompt_ids)][: len(starts)]
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
