@@ -189,12 +189,15 @@ class Grammar(Settings):
     """Token that opens reasoning (in the prompt, or leaked into a field)."""
 
 
+Strips = Literal["none", "reasoning_tail", "both"]
+
+
 class Profile(Settings):
     """What a provider does to text and counts (DESIGN 3); all-default means verbatim."""
 
     space_join: bool = False
     """One space is added on each side of every added token (vLLM's slow detokenizer, vllm#33457)."""
-    strips: Literal["none", "reasoning_tail", "both"] = "none"
+    strips: Strips = "none"
     """`reasoning_tail`: reasoning is right-stripped; `both`: reasoning and content lose edge whitespace."""
     counts_end: bool = True
     """`usage.completion_tokens` includes the end token."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from pipeline.config import Profile
+from pipeline.config import Profile, Strips
 from pipeline.core.encoding import Encoder
 from pipeline.core.grammar import CompiledGrammar, ids_of, texts_of
 from pipeline.core.profile import Contradicted, undo
@@ -38,16 +39,11 @@ class Learned:
 def hypotheses() -> Iterator[Profile]:
     """Every profile that is tried, simplest first: ties go to the first."""
     for space_join, strips, counts_end, rewrites_ids in itertools.product(
-        (False, True), ("none", "reasoning_tail", "both"), (True, False), (False, True)
+        (False, True), get_args(Strips), (True, False), (False, True)
     ):
         if space_join and strips == "both":
             continue  # stripping takes the joiner spaces away: the same as no joining
-        yield Profile(
-            space_join=space_join,
-            strips=strips,
-            counts_end=counts_end,
-            rewrites_ids=rewrites_ids,  # type: ignore[arg-type]
-        )
+        yield Profile(space_join=space_join, strips=strips, counts_end=counts_end, rewrites_ids=rewrites_ids)
 
 
 def learn(cases: Sequence[Case], encoder: Encoder, grammar: CompiledGrammar) -> Learned:

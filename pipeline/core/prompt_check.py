@@ -33,12 +33,13 @@ def check_prompt(answer: Answer, rendered: RenderedPrompt) -> PromptVerdict:
     """
     ours = rendered.ids
     if answer.native_prompt_ids is not None:
-        flags = () if answer.native_prompt_ids == ours else ("prompt_ids_differ",)
-        return PromptVerdict(answer.native_prompt_ids, len(answer.native_prompt_ids) - len(ours), flags)
+        theirs = answer.native_prompt_ids
+        differ = () if theirs == ours else ("prompt_ids_differ",)
+        return PromptVerdict(theirs, len(theirs) - len(ours), differ)
     counted = answer.usage.prompt_tokens
     if counted is None:
         return PromptVerdict(ours, flags=("prompt_uncounted",))
-    options = [(ours, ())]
+    options: list[tuple[tuple[int, ...], tuple[str, ...]]] = [(ours, ())]
     if rendered.plain_ids is not None:
         options.append((rendered.plain_ids, ("prompt_specials_plain",)))
     for tolerance in (0, TOLERATED_OVERCOUNT):

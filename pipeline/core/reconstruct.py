@@ -8,11 +8,12 @@ A fitting count is evidence, not proof: the report publishes how often it was wr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config import Profile
-from pipeline.core.encoding import Encoder
+from pipeline.core.encoding import Encoder, UnencodableText
 from pipeline.core.grammar import CompiledGrammar, ids_of, text_of, texts_of
 from pipeline.core.native import spans_of, why_not_native
 from pipeline.core.profile import Contradicted, hides_whitespace, undo
@@ -53,9 +54,10 @@ class TextIds:
     known: dict[str, Sequence[int]] = field(default_factory=dict)
 
     def fill(self, texts: Iterable[str]) -> None:
-        """Encode what is not known yet, in one batch."""
+        """Encode what is not known yet, in one batch; one bad text leaves all to be encoded one by one."""
         new = [text for text in dict.fromkeys(texts) if text not in self.known]
-        self.known.update(zip(new, self.encoder.encode_batch(new), strict=True))
+        with suppress(UnencodableText):
+            self.known.update(zip(new, self.encoder.encode_batch(new), strict=True))
 
     def __call__(self, text: str) -> Sequence[int]:
         if text not in self.known:
@@ -82,18 +84,13 @@ def reconstruct_batch(
         for text in texts_of(reading.pieces)
     )
     return [
-        item if isinstance(item, Reconstruction) else _decide(case, *item, encode=encode)
+        item if isinstance(item, Reconstruction) else _decide_or_refuse(case, *item, encode=encode)
         for case, item in zip(cases, prepared, strict=True)
     ]
 
 
 def _prepare(case: Case, grammar: CompiledGrammar) -> Reconstruction | tuple[Context, list[Reading]]:
     answer, profile = case.answer, case.profile or Profile()
-    for text in _texts(answer):
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            return Reconstruction(
-                Action.AMBIGUOUS, "a field holds half a character (a lone surrogate)", flags=("surrogate",)
-            )
     undone = undo(answer, profile, grammar, cut=ending_of(answer) is Ending.LENGTH)
     if isinstance(undone, Contradicted):
         if answer.native_ids is None:
@@ -107,6 +104,15 @@ def _texts(answer: Answer) -> Iterable[str]:
     yield from (answer.reasoning, answer.content)
     for call in answer.tool_calls:
         yield from (call.id or "", call.name, call.arguments)
+
+
+def _decide_or_refuse(
+    case: Case, context: Context, plain: list[Reading], *, encode: TextIds
+) -> Reconstruction:
+    try:
+        return _decide(case, context, plain, encode=encode)
+    except UnencodableText as odd:
+        return Reconstruction(Action.AMBIGUOUS, f"a field can't be encoded: {odd}", flags=("unencodable",))
 
 
 def _decide(case: Case, context: Context, plain: list[Reading], *, encode: TextIds) -> Reconstruction:

@@ -184,7 +184,15 @@ def test_replacement_character_is_never_encoded(kimi, grammar, reference):
 
 def test_half_a_character_is_a_reject_not_a_crash(kimi, grammar):
     result = _read({"reasoning": "a\ud83d", "content": "b"}, [1, 2, 3, 4], "stop", kimi, grammar)
-    assert (result.action, result.flags) == (Action.AMBIGUOUS, ("surrogate",))
+    assert (result.action, result.flags) == (Action.AMBIGUOUS, ("unencodable",))
+
+
+def test_one_bad_text_does_not_spoil_its_batch(kimi, grammar, reference):
+    answer, ids = _simple(reference)
+    bad = read_answer(body({"reasoning": "a\udc00", "content": "b"}, ids, "stop"))
+    good = read_answer(body(fields(answer), ids, "stop"))
+    results = reconstruct_batch([Case(bad, _REQUEST), Case(good, _REQUEST)], kimi, grammar)
+    assert [result.action for result in results] == [Action.AMBIGUOUS, Action.OK]
 
 
 def test_arguments_that_came_as_an_object_are_rebuilt_by_the_count(kimi, grammar, reference):
