@@ -382,12 +382,10 @@ class GenerateSettings(Settings):
 
 
 class ReconstructSettings(Settings):
-    """Subtree `<dataset>.reconstruct`."""
+    """Subtree `<dataset>.reconstruct`; provider profiles come from the profiles stage."""
 
-    model: str
     render: RenderSettings
     grammar: Grammar
-    profiles: dict[str, Profile]
     shard_rows: int = 2000
 
 

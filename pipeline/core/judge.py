@@ -46,6 +46,8 @@ class Judgement:
     result: Reconstruction
     flags: tuple[str, ...]
     answer: Answer | None = None
+    label: str = ""
+    """The flag that decided, for counting; the action's name where none did."""
 
     @property
     def completion_ids(self) -> tuple[int, ...] | None:
@@ -90,13 +92,16 @@ def _combine(answer: Answer, exchange: Exchange, result: Reconstruction) -> Judg
         dict.fromkeys((*(exchange.verdict.flags if exchange.verdict else ()), *result.flags, *prompt.flags))
     )
     action, reason = result.action, result.reason
+    label = result.flags[-1] if result.flags else action.value
     if prompt.action is not None and (action.usable or prompt.action is Action.REROUTE):
-        action, reason = prompt.action, prompt.reason
+        action, reason, label = prompt.action, prompt.reason, prompt.flags[-1]
     elif action is Action.OK and exchange.verdict is not None and exchange.verdict.action is Action.REPAIR:
         action, reason = Action.REPAIR, f"foreign framing round the JSON; {reason}"
-    return Judgement(action, reason, prompt, result, tuple(flags), answer)
+    return Judgement(action, reason, prompt, result, tuple(flags), answer, label)
 
 
 def _unreadable(exchange: Exchange, why: str) -> Judgement:
     result = Reconstruction(Action.FATAL_ROW, why, flags=("not_text",))
-    return Judgement(result.action, why, PromptVerdict(exchange.rendered.ids), result, result.flags)
+    return Judgement(
+        result.action, why, PromptVerdict(exchange.rendered.ids), result, result.flags, label="not_text"
+    )

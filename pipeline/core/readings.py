@@ -61,10 +61,10 @@ def plain_readings(context: Context) -> list[Reading]:
     calls = calls_of(context, rebuild=rebuilt)
     flags = (("id_rebuilt",) if rebuilt else ()) + _notes(context, ending)
     base = _fields(context, calls)
-    raw = grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH)
+    raw = _raw_content(context, cut=ending is Ending.LENGTH)
     if raw is not None:
         flags = (*flags, "markers_in_content")
-        base = replace(base, content=raw, calls=())
+        base = replace(base, content=raw)
     form = _cut_form(context, base) if ending is Ending.LENGTH else Form(ending)
     objects = any(call.arguments_rewritten for call in answer.tool_calls)
     if objects:
@@ -120,6 +120,13 @@ def calls_before(request: Mapping[str, Any]) -> int:
     return sum(len(message.get("tool_calls") or []) for message in request.get("messages") or [])
 
 
+def _raw_content(context: Context, *, cut: bool) -> tuple[Piece, ...] | None:
+    """Content with raw tool sections; where structured calls came too, markup in content is plain text."""
+    if context.answer.tool_calls:
+        return None
+    return context.grammar.split_raw_sections("content", context.answer.content, cut=cut)
+
+
 def _cut_form(context: Context, fields: Fields) -> Form:
     """A cut inside the last call leaves its closing marks out; a cut in text has none anyway."""
     return Form(Ending.LENGTH, call_marks=0 if fields.calls else None)
@@ -144,9 +151,9 @@ def _ending_departures(context: Context, count: int) -> Iterator[Reading]:
     answer, grammar = context.answer, context.grammar
     stated = ending_of(answer)
     fields = _fields(context)
-    raw = grammar.split_raw_sections("content", answer.content, cut=True)
+    raw = _raw_content(context, cut=True)
     if raw is not None:
-        fields = replace(fields, content=raw, calls=())
+        fields = replace(fields, content=raw)
     if stated is Ending.LENGTH:
         yield from _cut_departures(context, fields, count)
         return
@@ -310,7 +317,10 @@ def _leak_departures(context: Context) -> Iterator[Reading]:
     if not any(piece.token in ends for field in inner for piece in field):
         yield reading("markers_leaked", *inner)
     raw = grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH)
-    if raw is not None and not context.profile.space_join:  # under it the joiner spaces are already undone
+    if raw is not None and answer.tool_calls:  # the same calls twice: raw and parsed
+        pieces = grammar.write(Fields(text_piece("reasoning", answer.reasoning), raw), Form(ending))
+        yield Reading("calls_given_twice", pieces, ending, ("calls_given_twice",), True)
+    elif raw is not None and not context.profile.space_join:  # under it the joiner spaces are already undone
         texts = text_piece("reasoning", answer.reasoning), text_piece("content", answer.content)
         yield reading("markers_are_text", *texts)
 

@@ -21,9 +21,8 @@ def to_sample(
         or result.ending is None
         or result.fidelity is None
     ):
-        reason = judged.flags[-1] if judged.flags else judged.action.value
         detail = f"{judged.action.value}: {judged.reason}"
-        return Reject(row_id, "reconstruct", reason, detail, raw, result.candidates)
+        return Reject(row_id, "reconstruct", judged.label, detail, raw, result.candidates)
     fidelity, flags = result.fidelity, judged.flags
     if exchange.profile is None and fidelity is Fidelity.COUNTED:
         fidelity, flags = Fidelity.UNVERIFIED, (*flags, "profile_unknown")

@@ -227,6 +227,15 @@ def test_reasoning_that_holds_the_whole_tool_section(kimi, grammar, reference):
     assert (result.action, list(result.completion_ids)) == (Action.REPAIR, ids)
 
 
+def test_calls_given_raw_and_parsed_are_one_call(kimi, grammar, reference):
+    structured = Structured("go", "", [("functions.f:0", "f", '{"a":1}')])
+    ids = native_ids(structured, reference)
+    raw = reference.decode(ids[ids.index(163595) : -1])
+    result = _read({**fields(structured), "content": raw}, ids, "tool_calls", kimi, grammar)
+    assert (result.action, list(result.completion_ids)) == (Action.REPAIR, ids)
+    assert "calls_given_twice" in result.flags
+
+
 def test_missing_finish_reason_is_settled_by_the_count(kimi, grammar, reference):
     answer, ids = _simple(reference)
     ended = _read(fields(answer), ids, None, kimi, grammar)

@@ -1,0 +1,66 @@
+"""The one writer and reader of every stage file: same content, same bytes, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import StageError
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A path to write to that becomes `path` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """zstd, one row group per 64k rows; the bytes depend on the table and pyarrow's version alone."""
+    with atomic(path) as part:
+        pq.write_table(table, part, compression="zstd", row_group_size=65_536)
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """Raises StageError naming the file when it is missing or no Parquet."""
+    try:
+        return pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        raise StageError(f"{path}: missing; an earlier stage writes it: run `dvc repro`") from None
+    except pa.ArrowInvalid as broken:
+        raise StageError(f"{path}: no readable Parquet file ({broken}); run `dvc repro`") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented, keys in the order given."""
+    with atomic(path) as part:
+        part.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Raises StageError naming the file when it is missing or no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StageError(f"{path}: missing; an earlier stage writes it: run `dvc repro`") from None
+    except json.JSONDecodeError as broken:
+        raise StageError(f"{path}: no JSON ({broken.msg} in line {broken.lineno}); run `dvc repro`") from None
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    """One JSON value a line, compact."""
+    with atomic(path) as part, part.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
