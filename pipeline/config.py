@@ -398,6 +398,13 @@ class ProfilesSettings(Settings):
     """Dataset -> served provider (or `default`) -> profile."""
 
 
+class ReportSettings(Settings):
+    """Subtree `report`."""
+
+    simulators: dict[str, SimulatorSettings | None]
+    """Dataset -> the simulator that answered it, whose truth is known; None for real endpoints."""
+
+
 class ValidateSettings(Settings):
     """Subtree `<dataset>.validate`."""
 

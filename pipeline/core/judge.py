@@ -102,6 +102,5 @@ def _combine(answer: Answer, exchange: Exchange, result: Reconstruction) -> Judg
 
 def _unreadable(exchange: Exchange, why: str) -> Judgement:
     result = Reconstruction(Action.FATAL_ROW, why, flags=("not_text",))
-    return Judgement(
-        result.action, why, PromptVerdict(exchange.rendered.ids), result, result.flags, label="not_text"
-    )
+    prompt = PromptVerdict(exchange.rendered.ids)
+    return Judgement(result.action, why, prompt, result, result.flags, label="not_text")
