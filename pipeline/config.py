@@ -24,7 +24,18 @@ def _safe_name(value: str) -> str:
     return value
 
 
+RESERVED = ("tokenizer", "reading", "profiles", "report")
+"""Top-level keys of build/config.yaml beside the datasets."""
+
+
+def _dataset_name(value: str) -> str:
+    if value in RESERVED:
+        raise ValueError(f"{value!r} is not a name for a dataset: build/config.yaml uses it")
+    return _safe_name(value)
+
+
 Name = Annotated[str, AfterValidator(_safe_name)]
+DatasetName = Annotated[str, AfterValidator(_dataset_name)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -216,6 +227,8 @@ class Target(Settings):
     tokenizer: TokenizerSettings
     render: RenderSettings
     grammar: Grammar
+    sampling: dict[str, Any] = {}
+    """What the vendor advises; datasets may say otherwise."""
 
 
 # --- provider: one endpoint --------------------------------------------------------------------
@@ -253,6 +266,13 @@ class Api(Settings):
         return self
 
 
+class Price(Settings):
+    """US dollars per million tokens, for endpoints that report no cost."""
+
+    prompt: float
+    completion: float
+
+
 class Transport(Settings):
     """How it is sent: never changes data, read straight from conf/ and declared by no stage."""
 
@@ -267,13 +287,6 @@ class Transport(Settings):
     price: Price | None = None
 
 
-class Price(Settings):
-    """US dollars per million tokens, for endpoints that report no cost."""
-
-    prompt: float
-    completion: float
-
-
 class Provider(Settings):
     """One file of conf/provider/."""
 
@@ -282,6 +295,7 @@ class Provider(Settings):
     transport: Transport
     profiles: dict[str, Profile] = {}
     """Pinned profile by served provider; `default` for the others."""
+    sampling: dict[str, Any] = {}
 
 
 # --- dataset: one prompt set -------------------------------------------------------------------
@@ -359,7 +373,7 @@ class Rules(Settings):
 class Dataset(Settings):
     """One file of conf/dataset/."""
 
-    name: Name
+    name: DatasetName
     about: str
     prompts: PromptSettings
     provider: Name | None = None
@@ -423,6 +437,35 @@ class ExportSettings(Settings):
     """Shuffles by conversation; None keeps the source order."""
     validation_share: float = 0.0
     """Share of conversations that goes to the validation split; a conversation stays on one side."""
+
+
+class DatasetOverrides(Settings):
+    """`overrides.dataset.<d>` of params.yaml; each is merged over what conf/ says."""
+
+    sampling: dict[str, Any] = {}
+    api: dict[str, Any] = {}
+    prompts: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+    exports: dict[str, dict[str, Any]] = {}
+
+
+class Overrides(DatasetOverrides):
+    """`overrides` of params.yaml, for all datasets."""
+
+    tokenizer: dict[str, Any] = {}
+    render: dict[str, Any] = {}
+    grammar: dict[str, Any] = {}
+    dataset: dict[Name, DatasetOverrides] = {}
+
+
+class Params(Settings):
+    """params.yaml: the short choice of what to build."""
+
+    target: Name
+    provider: Name
+    datasets: Annotated[tuple[DatasetName, ...], Field(min_length=1)]
+    exports: tuple[Name, ...]
+    overrides: dict[str, Any] = {}
 
 
 class Runtime(Settings):

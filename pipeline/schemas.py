@@ -17,6 +17,27 @@ _spans = arrow.list_(
     arrow.struct([("kind", arrow.string()), ("start", arrow.int32()), ("end", arrow.int32())])
 )
 
+RESPONSES = arrow.schema(
+    [
+        ("row_id", arrow.string()),
+        ("prompt_id", arrow.string()),
+        ("turn", arrow.int32()),
+        ("request", arrow.string()),
+        ("request_key", arrow.string()),
+        ("status", arrow.int32()),
+        ("headers", arrow.string()),
+        ("body", arrow.string()),
+        ("served_provider", arrow.string()),
+        ("served_model", arrow.string()),
+        ("generation_id", arrow.string()),
+        ("finish_reason", arrow.string()),
+        ("cost_usd", arrow.float64()),
+        ("cost_source", arrow.string()),
+        ("failure", arrow.string()),
+        ("failure_detail", arrow.string()),
+    ]
+)
+
 SAMPLES = arrow.schema(
     [
         ("row_id", arrow.string()),

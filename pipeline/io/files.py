@@ -35,12 +35,37 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 def read_parquet(path: Path) -> pa.Table:
     """Raises StageError naming the file when it is missing or no Parquet."""
-    try:
+    with _readable(path):
         return pq.read_table(path, partitioning=None)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise StageError(f"{path}: missing; an earlier stage writes it: run `dvc repro`") from None
     except pa.ArrowInvalid as broken:
         raise StageError(f"{path}: no readable Parquet file ({broken}); run `dvc repro`") from None
+
+
+def write_parquet_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+    """The same for a table that is never in memory as a whole; each part is a row group."""
+    with atomic(path) as work, pq.ParquetWriter(work, schema, compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(part)
+
+
+def read_parquet_parts(path: Path, rows: int) -> Iterator[pa.RecordBatch]:
+    """At most `rows` rows at a time. Raises StageError as `read_parquet` does."""
+    with _readable(path), pq.ParquetFile(path) as file:
+        yield from file.iter_batches(rows)
+
+
+def count_parquet(path: Path) -> int:
+    """Rows of a file, from its footer."""
+    with _readable(path):
+        return int(pq.read_metadata(path).num_rows)
 
 
 def write_json(path: Path, value: Any) -> None:

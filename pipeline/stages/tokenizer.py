@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.config import TokenizerSettings
 from pipeline.core import contract, corpus
+from pipeline.io.files import write_json
 from pipeline.io.tokenizer_folder import atomic_folder
 from pipeline.io.tokenizers import RECORD, build
 
@@ -35,8 +35,7 @@ def run(settings: TokenizerSettings, root: Path, out: Path, target: str | None =
             "settings": settings.model_dump(mode="json"),
             "checks": [asdict(check) for check in built.checks],
         }
-        text = json.dumps(record, ensure_ascii=False, indent=1) + "\n"
-        (work / RECORD).write_text(text, encoding="utf-8")
+        write_json(work / RECORD, record)
     return (
         f"tokenizer {built.source}: {len(built.checks)} checks pass, "
         f"{built.encoder.vocab_size} ids, fingerprint {fingerprint[:16]}"

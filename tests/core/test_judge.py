@@ -8,7 +8,7 @@ from pipeline.core.grammar import CompiledGrammar
 from pipeline.core.judge import Exchange, is_cache_hit, judge_batch
 from pipeline.core.render import render_ids
 
-_TOKENS = [json.loads(line) for line in Path("tests/cases/kimi_k2_5_tokens.jsonl").read_text().splitlines()]
+_TOKENS = [json.loads(line) for line in Path("tests/golden/kimi_k2_5/tokens.jsonl").read_text().splitlines()]
 _CASES = [json.loads(line) for line in Path("tests/cases/provider_responses.jsonl").read_text().splitlines()]
 
 

@@ -12,7 +12,7 @@ from pipeline.core.grammar import CompiledGrammar
 from pipeline.core.reconstruct import Case, reconstruct, reconstruct_batch
 from pipeline.records import Action, Ending, Fidelity
 
-_TOKENS = [json.loads(line) for line in Path("tests/cases/kimi_k2_5_tokens.jsonl").read_text().splitlines()]
+_TOKENS = [json.loads(line) for line in Path("tests/golden/kimi_k2_5/tokens.jsonl").read_text().splitlines()]
 _TOOLS = [{"type": "function", "function": {"name": name}} for name in ("find", "get_weather", "f")]
 _REQUEST = {"messages": [{"role": "user", "content": "x"}], "tools": _TOOLS, "max_tokens": 5000}
 

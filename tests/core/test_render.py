@@ -26,12 +26,12 @@ SPECIALS = re.compile(r"<\|\w+\|>|</?think>|\[EOS\]")
 
 
 def cases(name: str) -> list[dict[str, Any]]:
-    lines = (ROOT / "tests/cases" / name).read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
-TOKEN_CASES = cases("kimi_k2_5_tokens.jsonl")
-EXCHANGES = {case["id"]: case for case in cases("provider_responses.jsonl")}
+TOKEN_CASES = cases("golden/kimi_k2_5/tokens.jsonl")
+EXCHANGES = {case["id"]: case for case in cases("cases/provider_responses.jsonl")}
 
 
 def ask(*messages: dict[str, Any], tools: Any = None) -> dict[str, Any]:

@@ -128,7 +128,9 @@ def test_the_same_build_gives_the_same_bytes(settings, build):
 def test_too_many_rejects_stop_the_build_after_the_report(settings, build):
     reconstruct.run("d", settings["reconstruct"], build)
     strict = {**settings["validate"], "rules": {"max_reject_share": 0.1}}
-    with pytest.raises(StageError, match=r"2 of 6 responses give no row \(.*\), more .*max_reject_share 0\.1"):
+    with pytest.raises(
+        StageError, match=r"2 of 6 responses give no row \(.*\), more .*max_reject_share 0\.1"
+    ):
         validate.run("d", strict, build)
     assert read_json(build / "build/reports/d.json")["rows"] == 4
 

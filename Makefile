@@ -1,0 +1,51 @@
+# Needs Python >= 3.11, make and git. Everything runs in .venv, whatever environment is active.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+ROOT := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+BIN := $(ROOT)/.venv/bin
+# An outer environment must not leak in: its packages, its pip settings, its site directories.
+CLEAN := env -u PYTHONPATH -u PYTHONHOME -u VIRTUAL_ENV -u PIP_USER -u PIP_TARGET -u PIP_PREFIX \
+  PYTHONNOUSERSITE=1 PATH="$(BIN):$$PATH"
+# The oldest that works, asked first by name, since `python3` may be another.
+FIND_PYTHON = for name in $${PYTHON:-python3 python3.13 python3.12 python3.11}; do \
+  "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$name" && exit; \
+  done; echo "error: Python >= 3.11 is needed; set PYTHON=/path/to/python" >&2; exit 1
+
+.PHONY: setup repro test lint bench check wiring lock clean
+.DEFAULT_GOAL := repro
+
+setup: $(ROOT)/.venv/.done
+
+$(ROOT)/.venv/.done: $(ROOT)/requirements.lock
+	@cd "$(ROOT)"; python="$$($(FIND_PYTHON))"; echo "installing into .venv (once, some minutes)"; \
+	$(CLEAN) "$$python" -m venv --clear .venv; \
+	$(CLEAN) "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements.lock
+	@touch "$@"
+
+repro: setup
+	@cd "$(ROOT)"; $(CLEAN) dvc repro
+	@cat "$(ROOT)/build/report/summary.txt"
+
+test: setup
+	@cd "$(ROOT)"; $(CLEAN) python -m pytest $(ARGS)
+
+lint: setup
+	@cd "$(ROOT)"; $(CLEAN) ruff check .; $(CLEAN) ruff format --check .; $(CLEAN) mypy; $(CLEAN) lint-imports
+
+# What CI runs.
+check: lint test
+
+bench: setup
+	@cd "$(ROOT)"; for file in tests/bench/bench_*.py; do $(CLEAN) python "$$file"; done
+
+# The code that each stage lists in dvc.yaml, brought up to date.
+wiring: setup
+	@cd "$(ROOT)"; $(CLEAN) python tests/wiring.py
+
+# Needs uv. No index addresses: a lock says what, not from where.
+lock:
+	@cd "$(ROOT)"; uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header \
+	  --group dev pyproject.toml -o requirements.lock
+
+clean:
+	@cd "$(ROOT)"; rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

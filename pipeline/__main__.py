@@ -1,0 +1,202 @@
+"""The command line: `python -m pipeline VERB`, one verb a stage, and a few for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.errors import ConfigError, ExactokError, StageError
+
+ROOT = Path()
+"""Every command runs at the root of the repository, as DVC does."""
+
+
+def _subtree(*keys: str) -> dict[str, Any]:
+    """The stage's own part of build/config.yaml, with the installed libraries checked against it."""
+    import yaml
+
+    from pipeline.io.libraries import check_installed
+
+    path = ROOT / "build/config.yaml"
+    if not path.exists():
+        raise StageError(f"{path} is missing: run `dvc repro`, or `python -m pipeline compose` first")
+    tree = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for key in keys:
+        if not isinstance(tree, dict) or key not in tree:
+            there_are = ", ".join(map(str, tree)) if isinstance(tree, dict) else "none"
+            raise ConfigError(f"{path}: {'.'.join(keys)}: no {key!r}; there are: {there_are}")
+        tree = tree[key]
+    check_installed(tree.get("libraries", {}))
+    return dict(tree)
+
+
+class _OneLine(click.Group):
+    """A user's mistake is one line on stderr and exit code 1; a bug keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ExactokError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            ctx.exit(130)
+
+
+@click.group(cls=_OneLine, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Build exact-token training data for EAGLE-3 drafters.
+
+    `dvc repro` runs the stages; each can be run alone by its verb. Exit codes: 0 done, 1 something to
+    mend (one line says what), 2 wrong usage, 130 interrupted.
+    """
+
+
+def _verb(help_text: str) -> Callable[[Callable[..., None]], click.Command]:
+    return main.command(help=help_text, short_help=help_text.split(";")[0])
+
+
+@_verb("conf/ and params.yaml -> build/config.yaml.")
+def compose() -> None:
+    from pipeline.stages.compose import run
+
+    click.echo(run(ROOT))
+
+
+@_verb("Build and check the target's tokenizer -> build/tokenizer/.")
+def tokenizer() -> None:
+    from pipeline.config import TokenizerSettings
+    from pipeline.stages.shell import parse_settings
+    from pipeline.stages.tokenizer import run
+
+    subtree = _subtree("tokenizer")
+    target = str(subtree.pop("target"))
+    settings = parse_settings(TokenizerSettings, subtree, "tokenizer")
+    click.echo(run(settings, ROOT, ROOT / "build/tokenizer", target))
+
+
+@_verb("Read a dataset's prompts -> build/prompts/.")
+@click.argument("dataset")
+def prompts(dataset: str) -> None:
+    from pipeline.stages.prompts import run
+
+    click.echo(run(dataset, _subtree(dataset, "prompts"), ROOT))
+
+
+@_verb("Ask the provider for every answer that is not stored yet -> build/responses/.")
+@click.argument("dataset")
+def generate(dataset: str) -> None:
+    from pipeline.config import GenerateSettings
+    from pipeline.io.conf import load_runtime, load_transport
+    from pipeline.stages.generate import run
+    from pipeline.stages.shell import parse_settings
+
+    settings = parse_settings(GenerateSettings, _subtree(dataset, "generate"), f"{dataset}.generate")
+    transport = load_transport(settings.provider, ROOT)
+    out = ROOT / f"build/responses/{dataset}.parquet"
+    click.echo(
+        run(
+            ROOT / f"build/prompts/{dataset}.parquet", settings, transport, load_runtime(ROOT), out, root=ROOT
+        )
+    )
+
+
+@_verb("Find what each served provider does to text -> build/profiles.yaml.")
+def profiles() -> None:
+    from pipeline.stages.profiles import run
+
+    click.echo(run(_subtree("reading") | _subtree("profiles"), ROOT))
+
+
+@_verb("Responses -> exact token ids in build/samples/, the rest in build/rejects/.")
+@click.argument("dataset")
+def reconstruct(dataset: str) -> None:
+    from pipeline.stages.reconstruct import run
+
+    click.echo(run(dataset, _subtree("reading") | _subtree(dataset, "reconstruct"), ROOT))
+
+
+@_verb("Check every row against every rule -> build/verdicts/, build/reports/.")
+@click.argument("dataset")
+def validate(dataset: str) -> None:
+    from pipeline.stages.validate import run
+
+    click.echo(run(dataset, _subtree("reading") | _subtree(dataset, "validate"), ROOT))
+
+
+@_verb("Write the rows that pass in a trainer's format -> build/exports/.")
+@click.argument("dataset")
+@click.argument("format_name", metavar="FORMAT")
+def export(dataset: str, format_name: str) -> None:
+    from pipeline.stages.export import run
+
+    click.echo(run(dataset, format_name, _subtree(dataset, "export", format_name), ROOT))
+
+
+@_verb("Sum up the whole build -> build/report/.")
+def report() -> None:
+    from pipeline.stages.report import run
+
+    click.echo(run(_subtree("report"), ROOT))
+
+
+@_verb("Write the hash of a dataset's prompt file into conf/dataset/.")
+@click.argument("dataset")
+def pin(dataset: str) -> None:
+    from pipeline.stages.pin import run
+
+    click.echo(run(dataset, ROOT))
+
+
+@_verb("Show the exact tokens of pasted answers; JSON in (one value or JSON Lines), JSON out.")
+@click.option("--target", default="kimi_k2_5", show_default=True, help="Name in conf/target/.")
+@click.option("--pretty", is_flag=True, help="Tokens in colour, for a person.")
+@click.argument("file", type=click.File("r", encoding="utf-8"))
+def inspect(target: str, pretty: bool, file: Any) -> None:
+    import json
+
+    from rich.console import Console
+
+    from pipeline.stages import inspect as stage
+
+    text = file.read()
+    if pretty:
+        stage.show(text, target, ROOT, Console())
+        return
+    for result in stage.inspect(text, target, ROOT):
+        click.echo(json.dumps(result, ensure_ascii=False))
+
+
+@main.group(short_help="Look at the targets in conf/target/.")
+def target() -> None:
+    """Look at the targets in conf/target/."""
+
+
+@target.command(short_help="Run a target's contract and golden cases.")
+@click.argument("name", default="all")
+def check(name: str) -> None:
+    """Run contract and golden cases of target NAME, or of all, and print a table."""
+    from rich.console import Console
+
+    from pipeline.stages.target_check import run
+
+    run(name, ROOT, Console())
+
+
+@_verb("Run the simulator alone, until interrupted.")
+@click.option("--port", default=0, show_default=True, help="0: a free one, which is printed.")
+@click.option("--profile", default="default", show_default=True, help="File of pipeline/simulator/profiles/.")
+@click.option("--seed", default=0, show_default=True)
+def simulate(port: int, profile: str, seed: int) -> None:
+    from pipeline.simulator.__main__ import main as simulator
+
+    sys.exit(simulator(["--port", str(port), "--profile", profile, "--seed", str(seed)]))
+
+
+if __name__ == "__main__":
+    main()
