@@ -15,8 +15,8 @@ ROOT = Path()
 """Every command runs at the root of the repository, as DVC does."""
 
 
-def _subtree(*keys: str) -> dict[str, Any]:
-    """The stage's own part of build/config.yaml, with the installed libraries checked against it."""
+def _settings(stage: str, *paths: str) -> dict[str, Any]:
+    """The stage's own parts of build/config.yaml, merged; installed libraries are checked against it."""
     import yaml
 
     from pipeline.io.libraries import check_installed
@@ -25,13 +25,17 @@ def _subtree(*keys: str) -> dict[str, Any]:
     if not path.exists():
         raise StageError(f"{path} is missing: run `dvc repro`, or `python -m pipeline compose` first")
     tree = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    for key in keys:
-        if not isinstance(tree, dict) or key not in tree:
-            there_are = ", ".join(map(str, tree)) if isinstance(tree, dict) else "none"
-            raise ConfigError(f"{path}: {'.'.join(keys)}: no {key!r}; there are: {there_are}")
-        tree = tree[key]
-    check_installed(tree.get("libraries", {}))
-    return dict(tree)
+    check_installed(tree.get("libraries", {}).get(stage, {}))
+    merged: dict[str, Any] = {}
+    for keys in paths:
+        part: Any = tree
+        for key in keys.split("."):
+            if not isinstance(part, dict) or key not in part:
+                there_are = ", ".join(map(str, part)) if isinstance(part, dict) else "none"
+                raise ConfigError(f"{path}: {keys}: no {key!r}; there are: {there_are}")
+            part = part[key]
+        merged |= part
+    return merged
 
 
 class _OneLine(click.Group):
@@ -74,7 +78,7 @@ def tokenizer() -> None:
     from pipeline.stages.shell import parse_settings
     from pipeline.stages.tokenizer import run
 
-    subtree = _subtree("tokenizer")
+    subtree = _settings("tokenizer", "tokenizer")
     target = str(subtree.pop("target"))
     settings = parse_settings(TokenizerSettings, subtree, "tokenizer")
     click.echo(run(settings, ROOT, ROOT / "build/tokenizer", target))
@@ -85,7 +89,7 @@ def tokenizer() -> None:
 def prompts(dataset: str) -> None:
     from pipeline.stages.prompts import run
 
-    click.echo(run(dataset, _subtree(dataset, "prompts"), ROOT))
+    click.echo(run(dataset, _settings("prompts", f"{dataset}.prompts"), ROOT))
 
 
 @_verb("Ask the provider for every answer that is not stored yet -> build/responses/.")
@@ -96,7 +100,9 @@ def generate(dataset: str) -> None:
     from pipeline.stages.generate import run
     from pipeline.stages.shell import parse_settings
 
-    settings = parse_settings(GenerateSettings, _subtree(dataset, "generate"), f"{dataset}.generate")
+    settings = parse_settings(
+        GenerateSettings, _settings("generate", f"{dataset}.generate"), f"{dataset}.generate"
+    )
     transport = load_transport(settings.provider, ROOT)
     out = ROOT / f"build/responses/{dataset}.parquet"
     click.echo(
@@ -110,7 +116,7 @@ def generate(dataset: str) -> None:
 def profiles() -> None:
     from pipeline.stages.profiles import run
 
-    click.echo(run(_subtree("reading") | _subtree("profiles"), ROOT))
+    click.echo(run(_settings("profiles", "reading", "profiles"), ROOT))
 
 
 @_verb("Responses -> exact token ids in build/samples/, the rest in build/rejects/.")
@@ -118,7 +124,7 @@ def profiles() -> None:
 def reconstruct(dataset: str) -> None:
     from pipeline.stages.reconstruct import run
 
-    click.echo(run(dataset, _subtree("reading") | _subtree(dataset, "reconstruct"), ROOT))
+    click.echo(run(dataset, _settings("reconstruct", "reading", f"{dataset}.reconstruct"), ROOT))
 
 
 @_verb("Check every row against every rule -> build/verdicts/, build/reports/.")
@@ -126,7 +132,7 @@ def reconstruct(dataset: str) -> None:
 def validate(dataset: str) -> None:
     from pipeline.stages.validate import run
 
-    click.echo(run(dataset, _subtree("reading") | _subtree(dataset, "validate"), ROOT))
+    click.echo(run(dataset, _settings("validate", "reading", f"{dataset}.validate"), ROOT))
 
 
 @_verb("Write the rows that pass in a trainer's format -> build/exports/.")
@@ -135,14 +141,14 @@ def validate(dataset: str) -> None:
 def export(dataset: str, format_name: str) -> None:
     from pipeline.stages.export import run
 
-    click.echo(run(dataset, format_name, _subtree(dataset, "export", format_name), ROOT))
+    click.echo(run(dataset, format_name, _settings("export", f"{dataset}.export.{format_name}"), ROOT))
 
 
 @_verb("Sum up the whole build -> build/report/.")
 def report() -> None:
     from pipeline.stages.report import run
 
-    click.echo(run(_subtree("report"), ROOT))
+    click.echo(run(_settings("report", "report"), ROOT))
 
 
 @_verb("Write the hash of a dataset's prompt file into conf/dataset/.")

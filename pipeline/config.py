@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
 
 
 class Settings(BaseModel):
@@ -24,7 +32,7 @@ def _safe_name(value: str) -> str:
     return value
 
 
-RESERVED = ("tokenizer", "reading", "profiles", "report")
+RESERVED = ("libraries", "tokenizer", "reading", "profiles", "report")
 """Top-level keys of build/config.yaml beside the datasets."""
 
 
@@ -85,11 +93,25 @@ class ReservedSlots(Settings):
     unnamed: str
 
 
+def _ids_from_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(int(part) for part in value.split())
+    return tuple(value) if isinstance(value, list) else value
+
+
+Ids = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_ids_from_text),
+    PlainSerializer(lambda ids: " ".join(map(str, ids)), return_type=str),
+]
+"""Token ids, as a list or as one text; written as text, since DVC walks every node of its params files."""
+
+
 class Probe(Settings):
     """A text and the ids that it must become (special strings ordinary unless `special`)."""
 
     text: str
-    ids: tuple[int, ...]
+    ids: Ids
     special: bool = False
 
 
@@ -395,12 +417,16 @@ class GenerateSettings(Settings):
     thinking: bool = True
 
 
+SHARD_ROWS = 2000
+"""Rows of a shard of samples, on average; where it is cut is decided by content."""
+
+
 class ReconstructSettings(Settings):
     """Subtree `<dataset>.reconstruct`; provider profiles come from the profiles stage."""
 
     render: RenderSettings
     grammar: Grammar
-    shard_rows: int = 2000
+    shard_rows: int = SHARD_ROWS
 
 
 class ProfilesSettings(Settings):

@@ -17,6 +17,17 @@ _spans = arrow.list_(
     arrow.struct([("kind", arrow.string()), ("start", arrow.int32()), ("end", arrow.int32())])
 )
 
+PROMPTS = arrow.schema(
+    [
+        ("prompt_id", arrow.string()),
+        ("position", arrow.int64()),
+        ("messages", arrow.string()),
+        ("following_turns", arrow.string()),
+        ("tools", arrow.string()),
+        ("source_id", arrow.string()),
+    ]
+)
+
 RESPONSES = arrow.schema(
     [
         ("row_id", arrow.string()),

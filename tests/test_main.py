@@ -63,7 +63,7 @@ def test_wrong_usage_is_exit_code_2(tmp_path):
 def test_a_stage_refuses_another_version_of_a_library(tmp_path):
     (tmp_path / "build").mkdir()
     (tmp_path / "build/config.yaml").write_text(
-        "d: {reconstruct: {libraries: {pyarrow: 0.0.1}}}\nreading: {}\n"
+        "libraries: {reconstruct: {pyarrow: 0.0.1}}\nd: {reconstruct: {}}\nreading: {}\n"
     )
     result = _run("reconstruct", "d", cwd=tmp_path)
     assert result.returncode == 1
@@ -95,10 +95,10 @@ def test_inspect_reads_one_value_lines_or_an_array(form):
     assert found[0]["completion_ids"] == case["expect"]["completion_ids"]
     assert found[0]["prompt_ids"] == case["expect"]["prompt_ids"]
     assert found[0]["loss_mask_runs"] == case["expect"]["loss_mask_runs"]
-    assert list(found[0]) == [
-        "id", "action", "reason", "prompt_ids", "completion_ids", "loss_mask_runs", "ending", "fidelity", "flags",
-        "candidates", "decoded",
-    ]  # fmt: skip
+    keys = (
+        "id action reason prompt_ids completion_ids loss_mask_runs ending fidelity flags candidates decoded"
+    )
+    assert list(found[0]) == keys.split()
 
 
 def test_inspect_shows_tokens_to_a_person():

@@ -82,7 +82,10 @@ def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | Non
             "a forced call without reasoning is not in the model's own format",
             "forced_output",
         )
-    for call in answer.tool_calls:
+    cut = answer.finish_reason in ("length", "max_tokens")
+    for number, call in enumerate(answer.tool_calls, 1):
+        if cut and number == len(answer.tool_calls):
+            continue  # its name may be cut
         if call.name not in offered:
             return Contradiction(Action.FATAL_ROW, f"the tool {call.name!r} was not offered", "unknown_tool")
     return None

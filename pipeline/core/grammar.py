@@ -90,6 +90,7 @@ class CompiledGrammar:
             self._id(token)
         self.marks = tuple(self._section_marks())
         self._marker = re.compile("|".join(map(re.escape, self.tokens)))
+        self._mark = re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
         self._raw = None if self.section is None else _section_pattern(self.section)
         self._field_after = {} if self.section is None else _fields_after(self.section)
         self._native_id = None if self.section is None else _id_pattern(self.section.id_format)
@@ -177,9 +178,13 @@ class CompiledGrammar:
 
     def split_markers(self, kind: str, text: str) -> tuple[Piece, ...]:
         """Every literal marker becomes its token; the texts between stay."""
+        return self._split(self._marker, kind, text)
+
+    @staticmethod
+    def _split(marker: re.Pattern[str], kind: str, text: str) -> tuple[Piece, ...]:
         pieces: list[Piece] = []
         start = 0
-        for found in self._marker.finditer(text):
+        for found in marker.finditer(text):
             pieces += (*text_piece(kind, text[start : found.start()]), Piece("marker", token=found.group()))
             start = found.end()
         return (*pieces, *text_piece(kind, text[start:]))
@@ -211,7 +216,7 @@ class CompiledGrammar:
         """A text between marks is named after the field that follows the mark before it."""
         pieces: list[Piece] = []
         last: str | None = None
-        for piece in self.split_markers("content", section):
+        for piece in self._split(self._mark, "content", section):  # other tokens are text in a call
             field = self._field_after.get(last or "")
             pieces.append(Piece(f"call_{field}", piece.text) if piece.token is None and field else piece)
             last = piece.token

@@ -19,6 +19,7 @@ from pipeline.records import Answer, Ending
 _STOP = frozenset({"stop", "eos", "eos_token", "end_turn"})
 _CALLS = frozenset({"tool_calls", "function_call", "tool_use"})
 _LENGTH = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+_MOST_SPLITS = 8
 _LENGTH_CAPS = frozenset({128 << power for power in range(11)}) | frozenset(range(1000, 128_001, 1000))
 
 
@@ -181,7 +182,9 @@ def _cut_departures(context: Context, fields: Fields, count: int) -> Iterator[Re
     answer, grammar = context.answer, context.grammar
     flags = ("truncated",)
     if fields.calls:
-        for marks in range(1, grammar.closing_marks + 1):
+        # A call is closed after whole arguments, or none; else the count may as well come from the text.
+        closable = not fields.calls[-1].arguments or _is_json(fields.calls[-1].arguments)
+        for marks in range(1, grammar.closing_marks + 1) if closable else ():
             form = Form(Ending.LENGTH, call_marks=marks)
             yield Reading("call_closed_by_count", grammar.write(fields, form), Ending.LENGTH, flags, True)
         if not fields.calls[-1].arguments:  # the cut may lie before the mark that opens the arguments
@@ -189,7 +192,7 @@ def _cut_departures(context: Context, fields: Fields, count: int) -> Iterator[Re
             yield Reading("cut_in_call_id", grammar.write(fields, form), Ending.LENGTH, flags, True)
         # A next call may have been opened and cut before its first letter, so that no parser shows it.
         first = grammar.section.call[0] if grammar.section else None
-        if isinstance(first, str):
+        if isinstance(first, str) and closable:
             closed = grammar.write(fields, Form(Ending.LENGTH, call_marks=grammar.closing_marks - 1))
             opened = (*closed, Piece("marker", token=first))
             yield Reading("next_call_opened", opened, Ending.LENGTH, flags, True)
@@ -209,41 +212,69 @@ def _cut_departures(context: Context, fields: Fields, count: int) -> Iterator[Re
         )
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _reasoning_departures(context: Context) -> Iterator[Reading]:
     answer, grammar = context.answer, context.grammar
     ending = ending_of(answer) or Ending.STOP
-    if grammar.think_end and grammar.thinking and not answer.reasoning:
-        if grammar.think_end in answer.content:
-            before, after = answer.content.split(grammar.think_end, 1)
-            before = before.removeprefix(grammar.settings.reasoning_open or "")
-            raw = grammar.split_raw_sections("content", after, cut=ending is Ending.LENGTH)
-            fields = Fields(
-                text_piece("reasoning", before),
-                text_piece("content", after) if raw is None else raw,
-                () if raw is not None else tuple(calls_of(context)),
-            )
-            pieces = grammar.write(fields, _form(context, ending, fields))
-            if ending is Ending.LENGTH and not after:
-                pieces = (*pieces, Piece("marker", token=grammar.think_end))
-            yield Reading("split_by_us", pieces, ending, ("split_by_us",), True)
-        elif ending is Ending.LENGTH and answer.content and not answer.tool_calls:
-            fields = Fields(reasoning=text_piece("reasoning", answer.content))
-            flags = ("truncated", "reasoning_in_content")
-            yield Reading("reasoning_in_content", grammar.write(fields, Form(ending)), ending, flags, True)
-    if grammar.think_end and answer.tool_calls:
+    if _is_inline(context):
+        yield from _inline_departures(context, ending)
+        return
+    if not grammar.thinking or grammar.think_end is None:
+        return
+    if not answer.reasoning and ending is Ending.LENGTH and answer.content and not answer.tool_calls:
+        fields = Fields(reasoning=text_piece("reasoning", answer.content))
+        flags = ("truncated", "reasoning_in_content")
+        yield Reading("reasoning_in_content", grammar.write(fields, Form(ending)), ending, flags, True)
+    # A section that opens inside reasoning: then no content stands between (vllm#32216).
+    if answer.tool_calls and not answer.content:
         fields = _fields(context)
+        form = replace(_form(context, ending, fields), think_end=False)
+        yield Reading("think_end_absent", grammar.write(fields, form), ending, ("think_end_absent",), True)
+    raw = _raw_content(context, cut=ending is Ending.LENGTH)
+    if raw is not None and raw[0].token is not None:
+        fields = Fields(text_piece("reasoning", answer.reasoning), raw)
         form = replace(_form(context, ending, fields), think_end=False)
         yield Reading("think_end_absent", grammar.write(fields, form), ending, ("think_end_absent",), True)
     raw = grammar.split_raw_sections("reasoning", answer.reasoning, cut=ending is Ending.LENGTH)
     if raw is not None and not answer.content and not answer.tool_calls:
-        form = Form(ending, think_end=False)
-        yield Reading(
-            "tools_in_reasoning",
-            grammar.write(Fields(reasoning=raw), form),
-            ending,
-            ("tools_in_reasoning",),
-            True,
+        pieces = grammar.write(Fields(reasoning=raw), Form(ending, think_end=False))
+        yield Reading("tools_in_reasoning", pieces, ending, ("tools_in_reasoning",), True)
+
+
+def _is_inline(context: Context) -> bool:
+    """No reasoning field, and the token that closes reasoning stands in content, letter by letter."""
+    answer, think_end = context.answer, context.grammar.think_end
+    return bool(
+        context.grammar.thinking and think_end and not answer.reasoning and think_end in answer.content
+    )
+
+
+def _inline_departures(context: Context, ending: Ending) -> Iterator[Reading]:
+    """Reasoning and answer in one field. With several marks each may be the real one, the others text."""
+    answer, grammar = context.answer, context.grammar
+    assert grammar.think_end is not None
+    parts = answer.content.split(grammar.think_end)
+    for real in range(1, min(len(parts), _MOST_SPLITS + 1)):
+        before, after = grammar.think_end.join(parts[:real]), grammar.think_end.join(parts[real:])
+        before = before.removeprefix(grammar.settings.reasoning_open or "")
+        raw = (
+            None
+            if answer.tool_calls
+            else grammar.split_raw_sections("content", after, cut=ending is Ending.LENGTH)
         )
+        content = text_piece("content", after) if raw is None else raw
+        fields = Fields(text_piece("reasoning", before), content, tuple(calls_of(context)))
+        pieces = grammar.write(fields, _form(context, ending, fields))
+        if ending is Ending.LENGTH and not after and not fields.calls:
+            pieces = (*pieces, Piece("marker", token=grammar.think_end))
+        yield Reading("split_by_us", pieces, ending, ("split_by_us",), True)
 
 
 def _form(context: Context, ending: Ending, fields: Fields) -> Form:
@@ -314,7 +345,7 @@ def _leak_departures(context: Context) -> Iterator[Reading]:
         )
     ends = tuple(grammar.settings.end_tokens.values())
     inner = grammar.split_markers("reasoning", bare.reasoning), grammar.split_markers("content", bare.content)
-    if not any(piece.token in ends for field in inner for piece in field):
+    if not _is_inline(context) and not any(piece.token in ends for field in inner for piece in field):
         yield reading("markers_leaked", *inner)
     raw = grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH)
     if raw is not None and answer.tool_calls:  # the same calls twice: raw and parsed

@@ -69,7 +69,8 @@ def converse(
     identity = endpoint_identity(api)
     history: list[dict[str, Any]] | Refusal = [dict(message) for message in prompt.messages]
     turns: list[Turn] = []
-    for number in range(1 + len(prompt.following_turns)):
+    last = len(prompt.following_turns)
+    for number in range(last + 1):
         if number and not isinstance(history, Refusal):
             history = [*history, dict(prompt.following_turns[number - 1])]
         if isinstance(history, Refusal):
@@ -85,6 +86,8 @@ def converse(
         response = yield asked
         turn = _judged(number, asked, response)
         turns.append(turn)
+        if number == last:
+            break
         if turn.failure is not None or turn.verdict is None or turn.verdict.body is None:
             history = Refusal("previous_turn_failed", f"turn {number} of this prompt gave no usable answer")
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from pipeline.config import FileSource, GenerateSettings, PromptSettings, SimulatorSettings
+from pipeline.config import SHARD_ROWS, FileSource, GenerateSettings, PromptSettings, SimulatorSettings
 from pipeline.errors import ConfigError
 from pipeline.io.conf import Composed, DatasetSettings, compose_all
 from pipeline.io.files import atomic
@@ -55,21 +55,20 @@ def settings_tree(composed: Composed, root: Path) -> Tree:
     """What build/config.yaml holds."""
     target = composed.target
     datasets = composed.datasets
-    libraries = {stage: {"libraries": locked(stage, root)} for stage in BY_STAGE}
     tree: Tree = {
-        "tokenizer": {"target": target.name, **_plain(target.tokenizer), **libraries["tokenizer"]},
+        "libraries": {stage: locked(stage, root) for stage in BY_STAGE},
+        "tokenizer": {"target": target.name, **_plain(target.tokenizer)},
         "reading": {"render": _plain(target.render), "grammar": _plain(target.grammar)},
         "profiles": {"pinned": {name: _profiles(dataset) for name, dataset in datasets.items()}},
         "report": {"simulators": {name: _simulator(dataset, root) for name, dataset in datasets.items()}},
     }
     for name, dataset in datasets.items():
-        exports = {name: _plain(settings) | libraries["export"] for name, settings in dataset.exports.items()}
         tree[name] = {
-            "prompts": _plain(_pinned(dataset, root)) | libraries["prompts"],
-            "generate": _plain(_generate(composed, dataset, root)) | libraries["generate"],
-            "reconstruct": libraries["reconstruct"],
-            "validate": {"rules": _plain(dataset.rules)} | libraries["validate"],
-            "export": exports,
+            "prompts": _plain(_pinned(dataset, root)),
+            "generate": _plain(_generate(composed, dataset, root)),
+            "reconstruct": {"shard_rows": SHARD_ROWS},
+            "validate": {"rules": _plain(dataset.rules)},
+            "export": {name: _plain(settings) for name, settings in dataset.exports.items()},
         }
     return tree
 
@@ -109,7 +108,8 @@ def hash_folder(folder: Path) -> str:
 
 
 def _profiles(dataset: DatasetSettings) -> Tree:
-    return {served: _plain(profile) for served, profile in dataset.provider.profiles.items()}
+    pinned = dataset.provider.profiles
+    return {name: profile.model_dump(mode="json", exclude_defaults=True) for name, profile in pinned.items()}
 
 
 def _pinned(dataset: DatasetSettings, root: Path) -> PromptSettings:
@@ -133,7 +133,8 @@ def _pinned(dataset: DatasetSettings, root: Path) -> PromptSettings:
 
 
 def _plain(model: BaseModel) -> Tree:
-    return model.model_dump(mode="json")
+    """What is set. DVC reads the whole file once for every stage that has params, so that size is time."""
+    return model.model_dump(mode="json", exclude_none=True)
 
 
 def clean(root: Path, datasets: list[str], exports: list[str]) -> list[str]:

@@ -14,13 +14,9 @@ Model = TypeVar("Model", bound=Settings)
 
 
 def parse_settings(model: type[Model], subtree: dict[str, Any], where: str) -> Model:
-    """Settings of the stage, without `libraries` (checked by the command line before the stage runs).
-
-    Raises ConfigError naming the first key that does not fit.
-    """
-    values = {key: value for key, value in subtree.items() if key != "libraries"}
+    """Settings of the stage. Raises ConfigError naming the first key that does not fit."""
     try:
-        return model.model_validate_json(json.dumps(values))  # strict, yet lists may fill tuples
+        return model.model_validate_json(json.dumps(subtree))  # strict, yet lists may fill tuples
     except ValidationError as broken:
         first = broken.errors()[0]
         key = ".".join(map(str, (where, *first["loc"])))

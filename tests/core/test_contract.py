@@ -269,7 +269,7 @@ def test_the_fingerprint_is_behaviour_and_nothing_else(
     other_library = HfEncoder(Tokenizer.from_file(str(kimi_tokenizer_dir / "tokenizer.json")), PARSED)
     assert contract.fingerprint(other_library) == known
     table = contract.special_table(kimi_settings)
-    renamed = {("<|named|>" if token_id == 163700 else name): token_id for name, token_id in table.items()}
+    renamed = {("<|named|>" if token_id == 163701 else name): token_id for name, token_id in table.items()}
     exchanged = {**kimi_ranks, b" the": kimi_ranks[b" of"], b" of": kimi_ranks[b" the"]}
     for ranks, pattern, special in (
         (kimi_ranks, LLAMA3_PATTERN, table),

@@ -253,3 +253,45 @@ def test_cache_hit_needs_no_count_and_stays_unverified(kimi, grammar, reference)
         Fidelity.UNVERIFIED,
         ids,
     )
+
+
+def test_a_think_mark_spelled_inside_raw_arguments_stays_text(kimi, grammar, reference):
+    structured = Structured("go", "", [("functions.f:0", "f", '{"a":"</think>"}')])
+    ids = native_ids(structured, reference)
+    raw = reference.decode(ids[ids.index(163595) : -1])
+    result = _read({"reasoning": "go", "content": raw}, ids, "tool_calls", kimi, grammar)
+    assert list(result.completion_ids) == ids
+
+
+def test_an_inline_answer_that_spells_the_mark_is_not_split_by_guess(kimi, grammar, reference):
+    structured = Structured('split("</think>") is wrong', "Yes.")
+    ids = native_ids(structured, reference)
+    inline = {"content": f"{structured.reasoning}</think>{structured.content}"}
+    result = _read(inline, ids, "stop", kimi, grammar)
+    assert result.action is Action.AMBIGUOUS
+    assert tuple(ids) in [found for _, found in result.candidates]
+
+
+def test_an_inline_answer_with_calls_is_split_at_its_mark(kimi, grammar, reference):
+    structured = Structured("I ask.", "", [("functions.f:0", "f", "{}")])
+    ids = native_ids(structured, reference)
+    message = {**fields(structured), "reasoning": None, "content": "I ask.</think>"}
+    result = _read(message, ids, "tool_calls", kimi, grammar)
+    assert (list(result.completion_ids), result.flags) == (ids, ("split_by_us",))
+
+
+def test_raw_calls_whose_section_opens_inside_reasoning(kimi, grammar, reference):
+    structured = Structured("I ask.", "", [("functions.f:0", "f", "{}")])
+    ids = [token for token in native_ids(structured, reference) if token != THINK_END]
+    raw = reference.decode(ids[ids.index(163595) : -1])
+    result = _read({"reasoning": "I ask.", "content": raw}, ids, "tool_calls", kimi, grammar)
+    assert list(result.completion_ids) == ids
+    assert "think_end_absent" in result.flags
+
+
+def test_a_cut_call_is_closed_only_after_whole_arguments(kimi, grammar, reference):
+    structured = Structured("r", "", [("functions.f:0", "f", "{")])
+    ids = native_ids(structured, reference)
+    cut = ids[: ids.index(163599)]
+    result = _read(fields(structured), cut, "length", kimi, grammar, completion_tokens=len(cut) + 1)
+    assert result.action is Action.AMBIGUOUS

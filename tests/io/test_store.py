@@ -105,6 +105,19 @@ def test_putting_an_attempt_that_has_no_answer_is_an_error_and_harms_no_neighbou
         assert store.get("k") is None
 
 
+def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path):
+    def half(db):
+        db.execute("INSERT INTO leases VALUES ('half', 'x', 1)")
+        raise ValueError("half way")
+
+    with Store(tmp_path / "store.sqlite") as store:
+        with pytest.raises(ValueError, match="half way"):
+            store._writer.submit(half).result()
+        store.claim("k").result()
+        with sqlite3.connect(store.path) as db:
+            assert db.execute("SELECT key FROM leases").fetchall() == [("k",)]
+
+
 def test_a_key_is_claimed_by_one_at_a_time(tmp_path):
     path = tmp_path / "store.sqlite"
     with Store(path) as one, Store(path) as two:

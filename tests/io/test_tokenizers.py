@@ -15,7 +15,7 @@ from pipeline.core import contract, corpus
 from pipeline.core.encoding import HfEncoder
 from pipeline.errors import ConfigError, ContractError, StageError
 from pipeline.io import vocabularies
-from pipeline.io.tokenizer_folder import atomic_folder
+from pipeline.io.tokenizer_folder import atomic_folder, check_folder
 from pipeline.io.tokenizers import build, ensure, load
 from pipeline.stages import tokenizer as stage
 from tests.conftest import KIMI_MODEL_SHA256, KIMI_NAMED, ROOT
@@ -216,6 +216,48 @@ def test_a_tokenizer_json_is_taken_as_it_is(small, tmp_path):
     assert built.encoder.encode("</think>") == bare_encoding().encode_ordinary("</think>")
     stage.run(taken, tmp_path, tmp_path / "out")
     assert load(tmp_path / "out", PARSED).encode_prompt("a</think>") == [97, NAMED["</think>"]]
+
+
+def test_a_role_that_no_token_has_is_refused(small, tmp_path):
+    """transformers would add the token by itself, above every id of the model."""
+    wrong = small.model_copy(update={"pad_token": "<pad>"})
+    message = refusal(ContractError, lambda: build(wrong, tmp_path / "out", tmp_path))
+    assert f"AutoTokenizer: length: expected {FIRST + 8}, found {FIRST + 9}" in message
+    assert f"AutoTokenizer: id of pad_token: expected None, found {FIRST + 8}" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "broken"),
+    [
+        (
+            r"\\s+(?!\\S)|",
+            "",
+            {"AutoTokenizer: corpus as prompts", "tokenizer.json: corpus as ordinary text"},
+        ),
+        (
+            '"content":"<think>","single_word":false',
+            '"content":"<think>","single_word":true',
+            {"AutoTokenizer: corpus as prompts"},
+        ),
+        ('"decoder":{"type":"ByteLevel"', '"decoder":{"type":"Fuse"', {"AutoTokenizer: corpus decoded"}),
+        (
+            '"normalized":false,"special":false}],',
+            '"normalized":false,"special":true}],',
+            {"AutoTokenizer: special tokens that skip_special_tokens keeps"},
+        ),
+    ],
+)
+def test_a_folder_that_does_something_else_is_seen(small, tmp_path, old, new, broken):
+    flagged = small.model_copy(update={"ordinary_flag": ("<think>", "</think>", f"<|r{FIRST + 7}|>")})
+    built = build(flagged, tmp_path / "out", tmp_path)
+    path = tmp_path / "out" / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    checks = check_folder(tmp_path / "out", flagged, built.encoder)
+    assert {check.name for check in checks if not check.passed} == broken
+    assert all(check.expected != check.found for check in checks if not check.passed)
 
 
 # --- sources ------------------------------------------------------------------------------------

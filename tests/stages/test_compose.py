@@ -30,7 +30,7 @@ def _replace(path, old, new):
 
 def test_each_stage_has_its_settings_and_none_has_how_things_are_sent(project):
     tree = _tree(project)
-    assert list(tree)[:4] == ["tokenizer", "reading", "profiles", "report"]
+    assert list(tree)[:5] == ["libraries", "tokenizer", "reading", "profiles", "report"]
     assert list(tree["b1_tools"]) == ["prompts", "generate", "reconstruct", "validate", "export"]
     text = (project / "build/config.yaml").read_text()
     for word in ("transport", "base_url", "key_env", "concurrency", "deadline"):
@@ -71,12 +71,15 @@ def test_an_edited_simulator_changes_what_is_asked(project):
 
 def test_a_locked_version_is_part_of_the_stages_that_use_it(project):
     before = _tree(project)
-    version = before["b1_tools"]["validate"]["libraries"]["pandera"]
+    version = before["libraries"]["validate"]["pandera"]
     _replace(project / "requirements.lock", f"pandera=={version}", "pandera==9.9.9")
     after = _tree(project)
-    assert after["b1_tools"]["validate"]["libraries"]["pandera"] == "9.9.9"
-    changed = [key for key in after["b1_tools"] if after["b1_tools"][key] != before["b1_tools"][key]]
+    assert after["libraries"]["validate"]["pandera"] == "9.9.9"
+    changed = [
+        stage for stage in after["libraries"] if after["libraries"][stage] != before["libraries"][stage]
+    ]
     assert changed == ["validate"]
+    assert {**after, "libraries": {}} == {**before, "libraries": {}}
 
 
 def test_a_file_outside_is_pinned_and_pin_keeps_comments(project):

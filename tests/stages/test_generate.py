@@ -261,7 +261,7 @@ def test_a_reroute_leaves_the_logical_request_in_the_row(tmp_path):
 
 def test_a_wrong_key_stops_at_once_and_keeps_everything(tmp_path, monkeypatch, store_file):
     monkeypatch.setenv("CANARY_KEY", _CANARY)
-    prompts = _prompts(tmp_path / "d.parquet", *[[f"q{n}"] for n in range(50)])
+    prompts = _prompts(tmp_path / "d.parquet", *[[f"q{n}"] for n in range(200)])
     out = tmp_path / "out/d.parquet"
 
     def echo(request):
@@ -272,12 +272,12 @@ def test_a_wrong_key_stops_at_once_and_keeps_everything(tmp_path, monkeypatch, s
     with pytest.raises(GenerationError, match="no such key") as caught:
         _run(prompts, out, world, key_env="CANARY_KEY")
     assert "\n" not in str(caught.value)
-    assert len(world.bodies) <= 32  # 20 before it, and what was in flight or about to start
+    assert len(world.bodies) < 100  # those before it, and what was in flight or about to start
     assert not out.exists()
     _assert_no_key(tmp_path, caught)
     before, rest = set(world.asked) - {"q20"}, _World()
     _run(prompts, out, rest, key_env="CANARY_KEY")
-    assert set(rest.asked) == {f"q{n}" for n in range(50)} - before
+    assert set(rest.asked) == {f"q{n}" for n in range(200)} - before
     _assert_no_key(tmp_path, caught)
 
 

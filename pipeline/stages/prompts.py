@@ -1,0 +1,86 @@
+"""A dataset's prompt source -> build/prompts/d.parquet, and what it could not use in d.rejects.parquet."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.config import PromptSettings
+from pipeline.core.prompts import sampled, to_prompt
+from pipeline.core.shapes import Refused
+from pipeline.errors import SourceError, StageError
+from pipeline.io.files import write_parquet
+from pipeline.io.sources import SourceRow, read_source
+from pipeline.io.tables import write_rejects
+from pipeline.records import Prompt, Reject
+from pipeline.schemas import PROMPTS
+from pipeline.stages.shell import parse_settings
+
+
+def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
+    """Rows in = prompts + rejects + duplicates + left out by `limit` or `sample`."""
+    settings = parse_settings(PromptSettings, subtree, f"{dataset}.prompts")
+    prompts: list[Prompt] = []
+    rejects: list[Reject] = []
+    seen: set[str] = set()
+    rows = duplicates = 0
+    for row in read_source(settings.source, dataset, root):
+        rows += 1
+        made = _make(row, settings)
+        if isinstance(made, Reject):
+            rejects.append(made)
+        elif settings.dedupe and made.prompt_id in seen:
+            duplicates += 1
+        else:
+            seen.add(made.prompt_id)
+            prompts.append(made)
+    usable = len(prompts)
+    if not usable:
+        often = Counter(reject.reason for reject in rejects).most_common(1)
+        why = f"{often[0][1]} times {often[0][0]}: {rejects[0].detail}" if often else "it is empty"
+        raise SourceError(f"{dataset}: no row of its source gives a prompt ({why})")
+    prompts = prompts[: settings.limit]
+    if settings.sample is not None:
+        kept = sampled([prompt.prompt_id for prompt in prompts], settings.sample, settings.seed)
+        prompts = [prompts[number] for number in kept]
+    left_out = usable - len(prompts)
+    if rows != len(prompts) + len(rejects) + duplicates + left_out:
+        raise StageError(f"{dataset}: {rows} source rows are not all accounted for")
+    write_parquet(root / f"build/prompts/{dataset}.parquet", _table(prompts))
+    write_rejects(root / f"build/prompts/{dataset}.rejects.parquet", rejects)
+    parts = [f"{len(rejects)} rejected", f"{duplicates} duplicates", f"{left_out} left out"]
+    return f"prompts {dataset}: {rows} rows -> {len(prompts)} prompts ({', '.join(parts)})"
+
+
+def _make(row: SourceRow, settings: PromptSettings) -> Prompt | Reject:
+    row_id = f"source:{row.position}"
+    if row.values is None:
+        return Reject(row_id, "prompts", "unreadable", row.problem, row.raw)
+    try:
+        return to_prompt(row.values, row.position, settings)
+    except Refused as refused:
+        raw = json.dumps(row.values, default=str)
+        return Reject(row_id, "prompts", refused.reason, str(refused), raw)
+
+
+def _table(prompts: list[Prompt]) -> pa.Table:
+    rows = [
+        {
+            "prompt_id": prompt.prompt_id,
+            "position": prompt.position,
+            "messages": _json(prompt.messages),
+            "following_turns": _json(prompt.following_turns),
+            "tools": None if prompt.tools is None else _json(prompt.tools),
+            "source_id": prompt.source_id,
+        }
+        for prompt in prompts
+    ]
+    return pa.Table.from_pylist(rows, schema=PROMPTS)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
