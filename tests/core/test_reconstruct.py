@@ -263,13 +263,24 @@ def test_a_think_mark_spelled_inside_raw_arguments_stays_text(kimi, grammar, ref
     assert list(result.completion_ids) == ids
 
 
-def test_an_inline_answer_that_spells_the_mark_is_not_split_by_guess(kimi, grammar, reference):
-    structured = Structured('split("</think>") is wrong', "Yes.")
-    ids = native_ids(structured, reference)
-    inline = {"content": f"{structured.reasoning}</think>{structured.content}"}
-    result = _read(inline, ids, "stop", kimi, grammar)
-    assert result.action is Action.AMBIGUOUS
-    assert tuple(ids) in [found for _, found in result.candidates]
+@pytest.mark.parametrize(
+    ("reasoning", "content"),
+    [
+        ('split("</think>") is wrong', "Yes."),
+        ("a </think> b", "c"),
+        ("a", "b </think> c"),
+        ("</think>", "</think>"),
+    ],
+)
+def test_an_inline_answer_that_spells_the_mark_is_not_split_by_guess(
+    kimi, grammar, reference, reasoning, content
+):
+    ids = native_ids(Structured(reasoning, content), reference)
+    result = _read({"content": f"{reasoning}</think>{content}"}, ids, "stop", kimi, grammar)
+    if result.action is Action.AMBIGUOUS:
+        assert tuple(ids) in [found for _, found in result.candidates]
+    else:  # only where the count tells the marks apart
+        assert list(result.completion_ids) == ids
 
 
 def test_an_inline_answer_with_calls_is_split_at_its_mark(kimi, grammar, reference):
