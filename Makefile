@@ -11,7 +11,7 @@ FIND_PYTHON = for name in $${PYTHON:-python3 python3.13 python3.12 python3.11}; 
   "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v "$$name" && exit; \
   done; echo "error: Python >= 3.11 is needed; set PYTHON=/path/to/python" >&2; exit 1
 
-.PHONY: setup repro test lint bench check wiring lock clean
+.PHONY: setup repro test lint bench check lock clean
 .DEFAULT_GOAL := repro
 
 setup: $(ROOT)/.venv/.done
@@ -37,10 +37,6 @@ check: lint test
 
 bench: setup
 	@cd "$(ROOT)"; for file in tests/bench/bench_*.py; do $(CLEAN) python "$$file"; done
-
-# The code that each stage lists in dvc.yaml, brought up to date.
-wiring: setup
-	@cd "$(ROOT)"; $(CLEAN) python tests/wiring.py
 
 # Needs uv. No index addresses: a lock says what, not from where.
 lock:

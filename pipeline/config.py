@@ -32,7 +32,7 @@ def _safe_name(value: str) -> str:
     return value
 
 
-RESERVED = ("libraries", "tokenizer", "reading", "profiles", "report")
+RESERVED = ("libraries", "code", "tokenizer", "reading", "profiles", "report")
 """Top-level keys of build/config.yaml beside the datasets."""
 
 
@@ -363,8 +363,8 @@ class PromptSettings(Settings):
     mapping: Mapping
     turns: Literal["last", "each"] = "last"
     """`each`: every user turn is answered on-policy and is a row of its own."""
-    limit: int | None = None
-    sample: int | None = None
+    limit: Annotated[int, Field(gt=0)] | None = None
+    sample: Annotated[int, Field(gt=0)] | None = None
     seed: int = 0
     dedupe: bool = True
 

@@ -2,38 +2,45 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wiring import ROOT, dependencies
 
+from pipeline.io.code import STAGES
+from pipeline.io.libraries import BY_STAGE
+
+ROOT = Path(__file__).resolve().parent.parent
 _STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
 
-@pytest.mark.parametrize("stage", _STAGES)
-def test_each_stage_lists_exactly_the_code_that_it_runs(stage):
-    listed = _STAGES[stage]["deps"]
-    assert listed == dependencies(stage, listed), "run `make wiring`"
+def _settings(stage):
+    return [key for params in _STAGES[stage].get("params", []) for key in params.get("build/config.yaml", [])]
 
 
-def test_the_command_line_is_no_dependency_and_starts_every_stage():
+def test_the_stages_are_those_whose_code_is_hashed():
+    assert list(_STAGES) == ["compose", *STAGES]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_depends_on_its_code_and_its_libraries(stage):
+    assert f"code.{stage}" in _settings(stage)
+    assert (f"libraries.{stage}" in _settings(stage)) == (stage in BY_STAGE)
+
+
+def test_compose_depends_on_all_that_it_reads():
+    assert _STAGES["compose"]["deps"] == ["conf", "params.yaml", "requirements.lock", "pipeline"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_reads_only_its_own_settings(stage):
+    for key in _settings(stage):
+        own = key.removeprefix("${item.dataset}.").removeprefix("libraries.").removeprefix("code.")
+        assert own.split(".")[0] in (stage, "reading", "formats"), key
+
+
+def test_every_stage_is_started_as_a_module():
+    # A console script would run the workspace's code in queued experiments (dvc#10419).
     for stage, body in _STAGES.items():
         assert body["cmd"].startswith(f"python -m pipeline {stage}")
-        assert "pipeline/__main__.py" not in body["deps"]
-
-
-def test_each_stage_reads_only_its_own_settings():
-    for stage, body in _STAGES.items():
-        for params in body.get("params", []):
-            for key in params.get("build/config.yaml", []):
-                own = key.removeprefix("${item.dataset}.").removeprefix("libraries.").split(".")[0]
-                assert own in (stage, "reading"), (stage, key)
-
-
-def test_reading_what_no_stage_declares_is_seen():
-    # The closure follows imports inside functions too: a lazy import is a dependency like any other.
-    assert "pipeline/simulator" in dependencies("report", [])
-    assert "pipeline/io/store.py" in dependencies("generate", [])
-    assert not any(name.startswith("pipeline/simulator") for name in dependencies("generate", []))
 
 
 def test_python_caches_do_not_make_a_folder_dirty():
-    ignored = Path(ROOT / ".dvcignore").read_text(encoding="utf-8").split()
+    ignored = (ROOT / ".dvcignore").read_text(encoding="utf-8").split()
     assert {"__pycache__/", "*.pyc"} <= set(ignored)

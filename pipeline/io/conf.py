@@ -6,6 +6,7 @@ Precedence, low to high: conf/config.yaml, provider, target, dataset, `overrides
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ from pipeline.errors import ConfigError
 
 Tree = dict[str, Any]
 Model = TypeVar("Model", bound=Settings)
+
+_ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?env\b")  # OmegaConf allows blanks after the brace
 
 GROUPS = ("target", "provider", "dataset", "export")
 
@@ -100,6 +103,7 @@ def compose_all(root: Path) -> Composed:
     _require_distinct(params)
     tree = _hydra(params, root)
     overrides = _check(Overrides, params.overrides, "params.yaml: overrides")
+    _require_known(overrides, root)
     target = _target(tree, params, overrides)
     exports = {name: tree["exports"][name] for name in params.exports}
     datasets = {
@@ -113,6 +117,17 @@ def _require_distinct(params: Params) -> None:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"params.yaml: {key}: {twice[0]} stands there twice")
+
+
+def _require_known(overrides: Overrides, root: Path) -> None:
+    """Names that nothing answers to would change nothing, without a word. (Not listed today is fine.)"""
+    for name in overrides.dataset:
+        _file("dataset", name, root, "overrides.dataset")
+    places = {"overrides.exports": overrides.exports}
+    places |= {f"overrides.dataset.{name}.exports": own.exports for name, own in overrides.dataset.items()}
+    for key, formats in places.items():
+        for name in formats:
+            _file("export", name, root, key)
 
 
 def _hydra(params: Params, root: Path) -> Tree:
@@ -167,6 +182,8 @@ def _dataset(
     dataset = _check(Dataset, tree["datasets"][name], where)
     if dataset.name != name:
         raise ConfigError(f"{where}: name: {dataset.name!r} is not the file's name")
+    for format_name in dataset.exports:
+        _file("export", format_name, root, f"{where}: exports")
     chosen = dataset.provider or params.provider
     provider_tree = _read(_file("provider", chosen, root, f"{where}: provider"))
     provider = _check(Provider, provider_tree, f"conf/provider/{chosen}.yaml")
@@ -239,7 +256,7 @@ def _read(path: Path) -> Tree:
         raise ConfigError(f"{_shown(path)}: no YAML: {' '.join(str(broken).split())}") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{_shown(path)}: a mapping is expected, not {type(tree).__name__}")
-    if "${oc.env" in text or "${env" in text:
+    if _ENVIRONMENT.search(text):
         raise ConfigError(
             f"{_shown(path)}: ${{oc.env:...}} would write a secret into build/config.yaml; name the variable "
             "in the provider's transport.key_env instead"

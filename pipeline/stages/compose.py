@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from pipeline.config import SHARD_ROWS, FileSource, GenerateSettings, PromptSettings, SimulatorSettings
 from pipeline.errors import ConfigError
+from pipeline.io.code import code_hashes, format_hashes, hash_folder
 from pipeline.io.conf import Composed, DatasetSettings, compose_all
 from pipeline.io.files import atomic
 from pipeline.io.libraries import BY_STAGE, locked
@@ -57,6 +58,7 @@ def settings_tree(composed: Composed, root: Path) -> Tree:
     datasets = composed.datasets
     tree: Tree = {
         "libraries": {stage: locked(stage, root) for stage in BY_STAGE},
+        "code": {**code_hashes(root), "formats": format_hashes(root, composed.exports)},
         "tokenizer": {"target": target.name, **_plain(target.tokenizer)},
         "reading": {"render": _plain(target.render), "grammar": _plain(target.grammar)},
         "profiles": {"pinned": {name: _profiles(dataset) for name, dataset in datasets.items()}},
@@ -95,16 +97,6 @@ def _simulator(dataset: DatasetSettings, root: Path) -> Tree | None:
     if settings is None:
         return None
     return _plain(settings.model_copy(update={"code": hash_folder(root / "pipeline/simulator")}))
-
-
-def hash_folder(folder: Path) -> str:
-    """Names and bytes of all files below, without what Python leaves there."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
 
 
 def _profiles(dataset: DatasetSettings) -> Tree:

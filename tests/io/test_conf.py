@@ -16,6 +16,7 @@ def project(tmp_path):
     """conf/ and params.yaml of the project, to be spoilt."""
     shutil.copytree("conf", tmp_path / "conf")
     shutil.copy("params.yaml", tmp_path)
+    _params(tmp_path, exports=["specforge", "speculators", "parquet"])
     return tmp_path
 
 
@@ -119,6 +120,14 @@ _PARAMS_FAULTS = [
     ({"overrides": {"api": {"body": {"stop": ["x"]}}}}, r"overrides\.api.*stop strings"),
     ({"overrides": {"exports": {"parquet": {"typo": 1}}}}, r"overrides\.exports\.parquet\.typo: unknown key"),
     ({"overrides": {"dataset": {"b2_code": {"rules": {"x": 1}}}}}, r"overrides\.dataset\.b2_code\.rules\.x"),
+    ({"overrides": {"dataset": {"b2_cod": {}}}}, r"overrides\.dataset: no dataset 'b2_cod' .*b2_code"),
+    ({"overrides": {"exports": {"parqet": {}}}}, r"overrides\.exports: no export 'parqet' .*parquet"),
+    (
+        {"overrides": {"dataset": {"b2_code": {"exports": {"x": {}}}}}},
+        r"dataset\.b2_code\.exports: no export 'x'",
+    ),
+    ({"overrides": {"prompts": {"limit": 0}}}, r"overrides\.prompts\.limit: .*greater than 0"),
+    ({"overrides": {"api": {"body": {"user": "${ oc.env:HOME }"}}}}, r"params\.yaml: .*key_env"),
 ]
 
 
@@ -143,6 +152,11 @@ _FILE_FAULTS = [
         "conf/dataset/b1_tools.yaml",
         {"provider": "nope"},
         r"conf/dataset/b1_tools\.yaml: provider: no provider",
+    ),
+    (
+        "conf/dataset/b1_tools.yaml",
+        {"exports": {"parqet": {}}},
+        r"conf/dataset/b1_tools\.yaml: exports: no export 'parqet'",
     ),
     ("conf/dataset/b1_tools.yaml", {"about": "???"}, r"about"),
     (
@@ -175,6 +189,11 @@ def test_a_secret_can_not_be_written_into_a_tracked_file(project):
     _params(project, provider="openrouter")
     with pytest.raises(ConfigError, match=r"conf/provider/openrouter\.yaml: .*key_env"):
         compose_all(project)
+
+
+def test_overrides_of_a_dataset_that_is_not_listed_today_wait(project):
+    _params(project, datasets=["b1_tools"], overrides={"dataset": {"b2_code": {"rules": {"max_length": 9}}}})
+    assert list(compose_all(project).datasets) == ["b1_tools"]
 
 
 def test_missing_params(tmp_path):

@@ -10,7 +10,7 @@ from pipeline.stages import compose, pin
 
 @pytest.fixture
 def project(tmp_path):
-    for name in ("conf", "pipeline/simulator"):
+    for name in ("conf", "pipeline"):
         shutil.copytree(name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("params.yaml", "requirements.lock"):
         shutil.copy(name, tmp_path)
@@ -30,7 +30,7 @@ def _replace(path, old, new):
 
 def test_each_stage_has_its_settings_and_none_has_how_things_are_sent(project):
     tree = _tree(project)
-    assert list(tree)[:5] == ["libraries", "tokenizer", "reading", "profiles", "report"]
+    assert list(tree)[:6] == ["libraries", "code", "tokenizer", "reading", "profiles", "report"]
     assert list(tree["b1_tools"]) == ["prompts", "generate", "reconstruct", "validate", "export"]
     text = (project / "build/config.yaml").read_text()
     for word in ("transport", "base_url", "key_env", "concurrency", "deadline"):
@@ -112,7 +112,7 @@ def test_pin_of_what_is_not_there(project, dataset):
 
 def test_outputs_of_what_is_no_longer_listed_are_removed(project):
     keep = ["prompts/b1_tools.parquet", "reports/b1_tools.json", "reports/profiles.json"]
-    keep += ["exports/b1_tools/parquet/x", "samples/b1_tools/s"]
+    keep += ["exports/b1_tools/specforge/x", "samples/b1_tools/s"]
     drop = ["prompts/old.parquet", "prompts/old.rejects.parquet", "responses/old.parquet", "samples/old/s"]
     drop += ["rejects/old.parquet", "verdicts/old.parquet", "reports/old.json", "exports/old/parquet/x"]
     drop += ["exports/b1_tools/oldformat/x"]
@@ -127,16 +127,6 @@ def test_outputs_of_what_is_no_longer_listed_are_removed(project):
         if path.is_file()
     }
     assert left == {*keep, "config.yaml"}
-
-
-def test_the_hash_of_a_folder_sees_names_and_bytes_but_no_caches(tmp_path):
-    (tmp_path / "a").write_text("1")
-    first = compose.hash_folder(tmp_path)
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__/a.pyc").write_text("x")
-    assert compose.hash_folder(tmp_path) == first
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert compose.hash_folder(tmp_path) != first
 
 
 def test_the_committed_file_is_what_conf_says(project):
