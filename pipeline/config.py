@@ -131,8 +131,12 @@ class TokenizerSettings(Settings):
 
     source: TokenizerSource
     files: dict[str, FilePin]
-    pattern: str | None = None
-    """Split pattern of a tiktoken vocabulary; None for a `tokenizer.json`."""
+    pattern: tuple[str, ...] | None = None
+    """Alternatives of a tiktoken vocabulary's split pattern, in order; None for a `tokenizer.json`.
+
+    One a line: DVC's lock file folds a long text at its spaces and loses some, and then a stage would
+    look changed for ever.
+    """
     reserved: ReservedSlots | None = None
     ordinary_flag: tuple[str, ...] = ()
     """Special tokens that the vendor flags `special: false` (kept by `skip_special_tokens`)."""
@@ -141,6 +145,11 @@ class TokenizerSettings(Settings):
     pad_token: str | None = None
     unk_token: str | None = None
     contract: Contract
+
+    @property
+    def split_pattern(self) -> str | None:
+        """The pattern as one regular expression."""
+        return None if self.pattern is None else "|".join(self.pattern)
 
 
 class PromptEncoding(Settings):

@@ -70,7 +70,7 @@ def _convert(ranks: Path, settings: TokenizerSettings, label: str) -> str:
     _quiet_transformers()
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    converter = TikTokenConverter(vocab_file=str(ranks), pattern=settings.pattern)  # type: ignore[no-untyped-call]
+    converter = TikTokenConverter(vocab_file=str(ranks), pattern=settings.split_pattern)  # type: ignore[no-untyped-call]
     tokenizer = converter.converted()
     checks = []
     for name, token_id in special_table(settings).items():

@@ -110,9 +110,9 @@ def _checked_encoder(
 def _encoder(
     settings: TokenizerSettings, files: Mapping[str, bytes], ranks: Mapping[bytes, int] | None = None
 ) -> TiktokenEncoder | HfEncoder:
-    if settings.pattern is not None:
+    if settings.split_pattern is not None:
         special = contract.special_table(settings)
-        return TiktokenEncoder(ranks or parse_ranks(files[RANKS]), settings.pattern, special, _PARSED)
+        return TiktokenEncoder(ranks or parse_ranks(files[RANKS]), settings.split_pattern, special, _PARSED)
     try:
         return HfEncoder(Tokenizer.from_str(files[TOKENIZER].decode()), _PARSED)
     except Exception as broken:  # tokenizers raises bare Exception for a file it can't read

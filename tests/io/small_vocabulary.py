@@ -32,7 +32,7 @@ def small_settings(path: str, data: bytes = MODEL) -> TokenizerSettings:
     return TokenizerSettings(
         source=PathSource(kind="path", path=path),
         files={"tiktoken.model": pin(data)},
-        pattern=PATTERN,
+        pattern=(PATTERN,),
         reserved=ReservedSlots(first=FIRST, last=FIRST + 7, unnamed="<|r{id}|>"),
         ordinary_flag=("<think>", "</think>"),
         bos_token="[BOS]",

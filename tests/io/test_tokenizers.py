@@ -329,7 +329,7 @@ def test_a_hole_in_the_special_table_is_refused(small, tmp_path):
     """transformers gives added tokens ids one after another, so a hole would shift what follows."""
     bare, texts = bare_encoding(), corpus.texts()
     packed = type(bare)(
-        "holes", pat_str=small.pattern, mergeable_ranks=bare._mergeable_ranks, special_tokens=NAMED
+        "holes", pat_str=small.split_pattern, mergeable_ranks=bare._mergeable_ranks, special_tokens=NAMED
     )
     claims = {
         "vocab_size": max(NAMED.values()) + 1,
