@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.records import Answer, ToolCall, Usage
 
+_MOST_TOKENS = 1 << 40  # beyond it a count is damage (also Infinity, which JSON parsers let through)
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
@@ -24,11 +25,9 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
     choice = body["choices"][0]
     message = choice.get("message") or {}
     content, thinking = _content(message.get("content"))
-    details = [part for part in message.get("reasoning_details") or [] if isinstance(part, Mapping)]
-    copies = [message.get(field) or "" for field in _REASONING_FIELDS]
+    details = [part for part in _list(message, "reasoning_details") if isinstance(part, Mapping)]
+    copies = [_text(message, field) for field in _REASONING_FIELDS]
     copies += [_details_text(details), thinking]
-    if not all(isinstance(copy, str) for copy in copies):
-        raise UnreadableAnswer("a reasoning field is not text")
     variants = tuple(dict.fromkeys(copy for copy in copies if copy))
     usage, flags = _usage(body, choice)
     if cache_hit and not usage.completion_tokens:
@@ -37,8 +36,8 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
         reasoning=variants[0] if variants else "",
         content=content,
         tool_calls=_calls(message),
-        finish_reason=choice.get("finish_reason"),
-        native_finish_reason=choice.get("native_finish_reason"),
+        finish_reason=_text_or_none(choice.get("finish_reason")),
+        native_finish_reason=_text_or_none(choice.get("native_finish_reason")),
         usage=usage,
         reasoning_variants=variants if len(variants) > 1 else (),
         has_reasoning_field=bool(variants),
@@ -61,34 +60,56 @@ def _content(content: Any) -> tuple[str, str]:
         return content or "", ""
     if not isinstance(content, list):
         raise UnreadableAnswer("content is neither text nor a list of parts")
-    text, thinking = [], []
+    text: list[str] = []
+    thinking: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(part, str):
             text.append(part)
-        elif kind in ("text", "output_text") and isinstance(part.get("text"), str):
-            text.append(part["text"])
-        elif kind in ("thinking", "reasoning") and isinstance(part.get("text") or part.get("thinking"), str):
-            thinking.append(part.get("text") or part.get("thinking"))
+        elif kind in ("text", "output_text") and "text" in part:
+            text.append(_text(part, "text"))
+        elif kind in ("thinking", "reasoning"):
+            if text:
+                raise UnreadableAnswer("content has a reasoning part after its text")
+            thinking.append(_text(part, "text") or _text(part, "thinking"))
         else:
             raise UnreadableAnswer(f"content has a part of type {kind!r}")
     return "".join(text), "".join(thinking)
 
 
+def _list(owner: Mapping[str, Any], field: str) -> list[Any]:
+    """A list field; null and missing are empty. A damaged one is not dropped in silence."""
+    value = owner.get(field)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise UnreadableAnswer(f"{field} is no list")
+    return value
+
+
+def _text(owner: Mapping[str, Any], field: str) -> str:
+    value = owner.get(field)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UnreadableAnswer(f"{field} is not text")
+    return value
+
+
 def _details_text(details: list[Mapping[str, Any]]) -> str:
-    return "".join(part.get("text") or "" for part in details if part.get("type") == "reasoning.text")
+    return "".join(_text(part, "text") for part in details if part.get("type") == "reasoning.text")
 
 
 def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    calls = list(message.get("tool_calls") or [])
+    calls = _list(message, "tool_calls")
     if not calls and message.get("function_call"):  # the form before 2023-11
         calls = [{"id": None, "function": message["function_call"]}]
     read = []
     for call in calls:
-        function = (call.get("function") if isinstance(call, Mapping) else None) or {}
-        name, arguments = function.get("name"), function.get("arguments")
-        if not isinstance(name, str):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
             raise UnreadableAnswer("a tool call has no function name")
+        arguments = function.get("arguments")
         rewritten = arguments is not None and not isinstance(arguments, str)
         text = json.dumps(arguments, ensure_ascii=False) if rewritten else arguments or ""
         read.append(ToolCall(_text_or_none(call.get("id")), name, text, rewritten))
@@ -117,12 +138,9 @@ def _usage(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Usage, l
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
         value = usage.get(name)
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and value >= 0
-            and value == int(value)
-        ):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if 0 <= value <= _MOST_TOKENS and value == int(value):
             return int(value)
     return None
 

@@ -8,9 +8,11 @@ error pages, and the reports named beside each rule in research; cases in tests/
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -39,6 +41,9 @@ class Verdict:
     cost_source: str = "unknown"
     generation_id: str | None = None
     counts_as_attempt: bool = True
+
+
+_OBJECT = re.compile(r'\{\s*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +111,17 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
     if not bare:
         return None, "the body is empty or only padding"
     if not bare.startswith("{"):
-        if bare.startswith("<") or exchange.status != 200 or (start := bare.find('{"')) < 0:
+        start = _OBJECT.search(bare)
+        if bare.startswith("<") or exchange.status != 200 or start is None:
             return None, f"the body is no JSON but {bare[:60]!r}"
-        bare = bare[start:]
+        bare = bare[start.start() :]
         exchange.flags.append("framing")
     try:
         answer, end = json.JSONDecoder(strict=False).raw_decode(bare)
     except json.JSONDecodeError as broken:
         return None, f"the JSON is cut or broken ({broken.msg}); it is never repaired"
-    except RecursionError:
-        return None, "the JSON is nested too deeply"
+    except (ValueError, RecursionError):  # a number of over 4,300 digits; brackets without end
+        return None, "the JSON is beyond what can be read"
     rest = "".join(line for line in bare[end:].splitlines(keepends=True) if not line.startswith(":"))
     if rest.strip():
         exchange.flags.append("framing")
@@ -164,11 +170,19 @@ def _cost(answer: Mapping[str, Any]) -> tuple[float | None, str]:
     cost = usage.get("cost")
     details = usage.get("cost_details") or {}
     upstream = details.get("upstream_inference_cost") if isinstance(details, Mapping) else None
-    if isinstance(upstream, (int, float)) and (cost is None or usage.get("is_byok")):
-        return float(upstream) + float(cost or 0.0), "upstream"
-    if isinstance(cost, (int, float)) and not isinstance(cost, bool):
-        return float(cost), "usage"
+    own, theirs = _dollars(cost), _dollars(upstream)
+    if theirs is not None and (own is None or usage.get("is_byok")):
+        return theirs + (own or 0.0), "upstream"
+    if own is not None:
+        return own, "usage"
     return None, "estimated"
+
+
+def _dollars(value: Any) -> float | None:
+    """A plausible amount; anything else is no statement of cost."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        return None
+    return float(value)
 
 
 def _retry_after(headers: Mapping[str, str], now: datetime | None) -> float | None:
@@ -177,12 +191,18 @@ def _retry_after(headers: Mapping[str, str], now: datetime | None) -> float | No
     if not value:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     except ValueError:
         pass
     try:
         then = parsedate_to_datetime(value)
         base = parsedate_to_datetime(headers["date"]) if "date" in headers else now
-    except ValueError:
+        return None if base is None else max(0.0, (_aware(then) - _aware(base)).total_seconds())
+    except (ValueError, OverflowError):
         return None
-    return None if base is None else max(0.0, (then - base).total_seconds())
+
+
+def _aware(moment: datetime) -> datetime:
+    """HTTP dates are GMT, said or not (RFC 9110, 5.6.7)."""
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -13,8 +13,14 @@ from pipeline.records import Action, Answer
 # Turn marks of other families (harmony, ChatML, Llama 3, DeepSeek). At the very start of an answer that
 # has no reasoning they mean that another model, or none of its parsers, was at work (TensorRT-LLM#9256).
 _FOREIGN_TURN = re.compile(
-    r"\s*<[|｜](channel|start|message|im_start|start_header_id|begin[_▁]of[_▁]sentence|Assistant|assistant)[|｜]>"
+    r"\s*<[|｜](channel|start|message|im_start|start_header_id|begin[_▁]of[_▁]sentence|tool[_▁]calls[_▁]begin|Assistant|assistant)[|｜]>"
 )
+
+
+# A tool section that no parser took out of the text begins like this in the families that have one.
+_SECTION = "calls_section_begin"
+LENGTH_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+CALL_REASONS = frozenset({"tool_calls", "function_call", "tool_use"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Contradiction:
 
 def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> Contradiction | None:
     """The first contradiction that needs no tokenizer, or None."""
-    choice = body["choices"][0]
+    choice = body["choices"][0]  # read_fault has made sure that there is one
     if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
         return Contradiction(Action.RETRY, "the choice has no message", "no_message", keep=False)
     try:
@@ -43,7 +49,7 @@ def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> C
     empty = not (answer.reasoning or answer.content or answer.tool_calls)
     if empty and not answer.encrypted and not answer.usage.completion_tokens:
         return Contradiction(Action.RETRY, "an empty answer: nothing was generated", "empty", keep=False)
-    if answer.finish_reason == "content_filter":
+    if "content_filter" in (answer.finish_reason, answer.native_finish_reason):
         action = Action.REROUTE if answer.served_provider else Action.FATAL_ROW
         return Contradiction(action, "the provider's filter cut the answer", "content_filter")
     if answer.encrypted and not answer.has_reasoning_field:
@@ -59,21 +65,24 @@ def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> C
 
 def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | None:
     choice = request.get("tool_choice")
-    offered = {
+    tools = request.get("tools")
+    offered = [
         tool["function"].get("name")
-        for tool in request.get("tools") or []
+        for tool in (tools if isinstance(tools, list) else [])
         if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
-    }
+    ]
+    reasons = {answer.finish_reason, answer.native_finish_reason}
     if not answer.tool_calls:
-        lost = (
-            answer.finish_reason in ("tool_calls", "function_call")
-            and "<|" not in answer.content + answer.reasoning
-        )
-        return (
-            Contradiction(Action.REROUTE, "finish_reason says tool_calls and no call came", "calls_lost")
-            if lost
-            else None
-        )
+        raw = _SECTION in answer.content + answer.reasoning
+        if raw or reasons & LENGTH_REASONS:
+            return None
+        if reasons & CALL_REASONS:
+            return Contradiction(Action.REROUTE, "finish_reason says calls and none came", "calls_lost")
+        if choice == "required" or isinstance(choice, Mapping):
+            return Contradiction(
+                Action.REROUTE, "tool_choice asks for a call, none came", "tool_choice_ignored"
+            )
+        return None
     if choice == "none":
         return Contradiction(Action.REROUTE, "a call although tool_choice was none", "tool_choice_ignored")
     if (choice == "required" or isinstance(choice, Mapping)) and not answer.reasoning:
@@ -82,7 +91,10 @@ def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | Non
             "a forced call without reasoning is not in the model's own format",
             "forced_output",
         )
-    cut = answer.finish_reason in ("length", "max_tokens")
+    named = choice.get("function") if isinstance(choice, Mapping) else None
+    if isinstance(named, Mapping) and any(call.name != named.get("name") for call in answer.tool_calls):
+        return Contradiction(Action.REROUTE, "another tool than asked for was called", "tool_choice_ignored")
+    cut = not reasons.isdisjoint(LENGTH_REASONS)
     for number, call in enumerate(answer.tool_calls, 1):
         if cut and number == len(answer.tool_calls):
             continue  # its name may be cut

@@ -55,7 +55,8 @@ def read_fault(status: int, body: Any, text: str) -> Fault | None:
         return _classify(_code(error, status), error, choice_fault)
     if not 200 <= status < 300:
         return _of_bare_status(status, text)
-    if isinstance(body, Mapping) and not body.get("choices"):
+    choices = body.get("choices") if isinstance(body, Mapping) else None
+    if isinstance(body, Mapping) and not (isinstance(choices, list) and choices):
         return Fault(Action.RETRY, "the answer has no choices; nothing was generated", maybe_billed=True)
     if body is not None and not isinstance(body, Mapping):
         return Fault(Action.RETRY, "the body is JSON but no object", maybe_billed=True)
@@ -80,18 +81,28 @@ def _error_object(body: Any) -> tuple[Mapping[str, Any] | None, bool]:
 def _with_content(error: Any) -> Mapping[str, Any] | None:
     if isinstance(error, str) and error.strip():
         return {"message": error}
-    if isinstance(error, Mapping) and any(value not in (None, "", 0, {}, []) for value in error.values()):
-        return error
-    return None
+    return error if isinstance(error, Mapping) and _says_something(error) else None
+
+
+def _says_something(value: Any) -> bool:
+    """Some text, number or flag, at any depth. A code of success says nothing."""
+    if isinstance(value, Mapping):
+        code = value.get("code")
+        if isinstance(code, int) and 200 <= code < 300:
+            return False
+        return any(_says_something(item) for item in value.values())
+    if isinstance(value, list):
+        return any(map(_says_something, value))
+    return bool(value.strip()) if isinstance(value, str) else bool(value)
 
 
 def _code(error: Mapping[str, Any], status: int) -> int:
     """The status that counts: the error's own code; 502 for an error in a 200 that names none."""
     code = error.get("code")
-    if isinstance(code, str) and code.isdigit():
-        code = int(code)
-    if isinstance(code, int) and not isinstance(code, bool) and 100 <= code < 600:
-        return code
+    if isinstance(code, str) and code.isascii() and code.isdecimal():
+        code = int(code[:4])
+    if isinstance(code, (int, float)) and not isinstance(code, bool) and 100 <= code < 600:
+        return int(code)
     for kind in _types(error):
         if kind in _STATUS_OF_TYPE:
             return _STATUS_OF_TYPE[kind]
@@ -119,12 +130,12 @@ def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
                 provider,
                 retry_after_s=wait if isinstance(wait, (int, float)) else None,
             )
-        why = ", ".join(map(str, availability.get("excluded_by") or [])) or str(
-            availability.get("code") or ""
-        )
+        excluded = availability.get("excluded_by")
+        why = ", ".join(map(str, excluded)) if isinstance(excluded, list) else ""
+        why = why or str(availability.get("code") or "")
         return Fault(Action.FATAL_RUN, f"no endpoint can serve this run ({why}): {message}")
     kinds = set(_types(error))
-    if kinds & _RUN_TYPES and code != 402:
+    if kinds & _RUN_TYPES and code != 402 and not provider:
         return Fault(Action.FATAL_RUN, message)
     if kinds & _ROW_TYPES:
         return Fault(Action.FATAL_ROW, message, provider)
@@ -132,6 +143,8 @@ def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
         return _of_402(message, meta)
     if code == 403:
         return _of_403(message, meta, provider)
+    if provider and (code in (401, 404) or kinds & _RUN_TYPES):  # one upstream's trouble, not ours
+        return Fault(Action.REROUTE, f"{provider} can't serve the request: {message}", provider)
     if code == 401 or _NO_SUCH_MODEL.search(message):
         return Fault(Action.FATAL_RUN, message)
     if code in _RETRY_STATUS:

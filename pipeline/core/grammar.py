@@ -230,6 +230,32 @@ class CompiledGrammar:
             return "reasoning"
         return "content" if token == self.think_end or token in self.marks else kind
 
+    def is_well_formed(self, ids: Sequence[int], *, cut: bool) -> bool:
+        """Special ids in the grammar's order: one end of reasoning, then whole sections.
+
+        A `cut` one may stop anywhere. Tokens that this grammar does not name may not stand there at all.
+        """
+        letters = {self.special[mark]: chr(ord("a") + number) for number, mark in enumerate(self.marks)}
+        if self.think_end is not None:
+            letters[self.special[self.think_end]] = "T"
+        letters |= dict.fromkeys(self.end_ids.values(), "E")
+        special = set(self.special.values())
+        shape = "".join(letters.get(token_id, "X") for token_id in ids if token_id in special)
+        begin, *call, end = [chr(ord("a") + number) for number in range(len(self.marks))] or ["", ""]
+        section = f"(?:{begin}(?:{''.join(call)})+{end})*" if begin else ""
+        if re.fullmatch(f"T?{section}E?", shape):
+            return True
+        if not cut or not begin:
+            return False
+        head = re.match(f"T?{section}", shape)
+        rest = shape[head.end() :] if head else shape
+        return f"{begin}{''.join(call) * (len(rest) + 1)}".startswith(rest)
+
+    def names_another_tool(self, call: Call) -> bool:
+        """The id has the model's own form and names a tool other than the call's."""
+        found = self._native_id.fullmatch(call.id) if self._native_id else None
+        return found is not None and found.group("name") != call.name
+
     def is_native_id(self, call: Call) -> bool:
         """The id has the form that the model itself writes (for any index)."""
         if self._native_id is None:

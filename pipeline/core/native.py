@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.core.encoding import Encoder
-from pipeline.core.grammar import CompiledGrammar
+from pipeline.core.grammar import Call, CompiledGrammar
 from pipeline.core.readings import ending_of
 from pipeline.records import Answer, Ending, Span
 
@@ -50,6 +50,8 @@ def why_not_native(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) -
         return f"the last id is {ids[-1]}, not the end token {grammar.end_ids[ending]}"
     if any(token_id in ends for token_id in ids[:-1]):
         return "an end token stands before the last id"
+    if not grammar.is_well_formed(ids, cut=ending is Ending.LENGTH or ending is None):
+        return "the special ids do not stand in the order of the grammar"
     return _why_not_text(answer, encoder, grammar)
 
 
@@ -66,15 +68,25 @@ def _why_not_text(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) ->
         arguments = [text.strip() or "{}" for text in texts["call_arguments"]]
         if arguments != [call.arguments.strip() or "{}" for call in answer.tool_calls]:
             return "tool arguments differ from the ids' text"
+        written = [
+            Call(text, call.name, "") for text, call in zip(texts["call_id"], answer.tool_calls, strict=False)
+        ]
+        if any(grammar.names_another_tool(call) for call in written):
+            return "the ids call another tool"
     elif texts["call_arguments"] and not grammar.has_marker(answer.content):
         return "the ids hold tool calls that the answer lacks"
     given = answer.content.strip()
-    if grammar.has_marker(given):  # raw or inline form: the whole text stands in content
+    if grammar.has_marker(given) and (not reasoning.strip() or not answer.reasoning):
+        # Raw or inline form: the whole text stands in content, with blanks round the marks or without.
+        whole = _letters(encoder.decode_bytes(answer.native_ids))
+        return None if _letters(given) in whole else "content differs from the ids' text"
+    if grammar.has_marker(given):
+        content = _letters("".join(_decoded(answer, encoder, grammar)))
+        given = _letters(given)
+        if given not in content:
+            return "content differs from the ids' text"
         return (
-            None
-            if _letters(encoder.decode_bytes(answer.native_ids)).endswith(_letters(given))
-            or _letters(given) in _letters(encoder.decode_bytes(answer.native_ids))
-            else "content differs from the ids' text"
+            None if reasoning.strip() == answer.reasoning.strip() else "reasoning differs from the ids' text"
         )
     tail = "\ufffd" if ending_of(answer) is Ending.LENGTH else ""
     for name, mine, theirs in (
@@ -84,6 +96,14 @@ def _why_not_text(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) ->
         if mine.strip().rstrip(tail) != theirs.strip().rstrip(tail):
             return f"{name} differs from the ids' text"
     return None
+
+
+def _decoded(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) -> list[str]:
+    """Everything after the reasoning, marks included."""
+    assert answer.native_ids is not None
+    ids = answer.native_ids
+    starts = [span.end for span in spans_of(ids, grammar) if span.kind == "reasoning"][:1] or [0]
+    return [encoder.decode_bytes(ids[starts[0] :]).decode("utf-8", "replace")]
 
 
 def _letters(text: str | bytes) -> str:

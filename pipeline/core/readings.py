@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from pipeline.config import Profile
+from pipeline.core.contradictions import CALL_REASONS, LENGTH_REASONS
 from pipeline.core.grammar import Call, CompiledGrammar, Fields, Form, Piece, text_piece
 from pipeline.records import Answer, Ending
 
 _STOP = frozenset({"stop", "eos", "eos_token", "end_turn"})
-_CALLS = frozenset({"tool_calls", "function_call", "tool_use"})
-_LENGTH = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+_CALLS, _LENGTH = CALL_REASONS, LENGTH_REASONS
 _MOST_SPLITS = 8
+_SHOWN_EMPTY = ("{}", "null")  # what servers put where the model wrote nothing
 _LENGTH_CAPS = frozenset({128 << power for power in range(11)}) | frozenset(range(1000, 128_001, 1000))
 
 
@@ -61,6 +63,9 @@ def plain_readings(context: Context) -> list[Reading]:
     rebuilt = context.profile.rewrites_ids and bool(answer.tool_calls)
     calls = calls_of(context, rebuild=rebuilt)
     flags = (("id_rebuilt",) if rebuilt else ()) + _notes(context, ending)
+    missing = ending_of(answer) is None  # then the count alone says that the end token came
+    if missing:
+        flags = (*flags, "finish_missing")
     base = _fields(context, calls)
     raw = _raw_content(context, cut=ending is Ending.LENGTH)
     if raw is not None:
@@ -70,7 +75,7 @@ def plain_readings(context: Context) -> list[Reading]:
     objects = any(call.arguments_rewritten for call in answer.tool_calls)
     if objects:
         flags = (*flags, "arguments_object")
-    repaired = rebuilt or raw is not None or objects
+    repaired = rebuilt or raw is not None or objects or missing
     readings = [Reading("plain", grammar.write(base, form), ending, flags, repaired)]
     if context.profile.empty_arguments == "braces" and any(call.arguments == "{}" for call in calls):
         emptied = replace(
@@ -170,11 +175,6 @@ def _ending_departures(context: Context, count: int) -> Iterator[Reading]:
         if not fields.calls and fields.content:  # everything but the end token
             form = Form(Ending.STOP, end_token=False)
             yield Reading(why, grammar.write(fields, form), Ending.LENGTH, flags, True)
-    if missing:
-        ending = Ending.TOOL_CALLS if fields.calls else Ending.STOP
-        yield Reading(
-            "finish_missing", grammar.write(fields, Form(ending)), ending, ("finish_missing",), True
-        )
 
 
 def _cut_departures(context: Context, fields: Fields, count: int) -> Iterator[Reading]:
@@ -296,13 +296,21 @@ def _call_departures(context: Context) -> Iterator[Reading]:
         yield reading("id_rebuilt", calls_of(context, rebuild=True))
     for style in _json_styles(calls, objects=any(call.arguments_rewritten for call in answer.tool_calls)):
         yield reading("arguments_rebuilt", style)
-    if any(call.arguments in ("", "{}") for call in calls):
-        yield reading(
-            "arguments_empty", [replace(c, arguments="") if c.arguments == "{}" else c for c in calls]
-        )
-        yield reading(
-            "arguments_braces", [replace(c, arguments="{}") if not c.arguments else c for c in calls]
-        )
+    shown = [number for number, call in enumerate(calls) if call.arguments in _SHOWN_EMPTY]
+    for emptied in _subsets(shown):
+        changed = [replace(c, arguments="") if n in emptied else c for n, c in enumerate(calls)]
+        yield reading("arguments_empty", changed)
+    if not all(call.arguments for call in calls):
+        yield reading("arguments_braces", [replace(c, arguments=c.arguments or "{}") for c in calls])
+
+
+def _subsets(numbers: Sequence[int]) -> Iterator[frozenset[int]]:
+    """Every choice of them but the empty one; of many only all together."""
+    if len(numbers) > _MOST_SPLITS // 2:
+        yield frozenset(numbers)
+        return
+    for size in range(1, len(numbers) + 1):
+        yield from map(frozenset, combinations(numbers, size))
 
 
 def _json_styles(calls: Sequence[Call], *, objects: bool) -> Iterator[list[Call]]:
@@ -311,10 +319,9 @@ def _json_styles(calls: Sequence[Call], *, objects: bool) -> Iterator[list[Call]
     Only where a server has rewritten it: it came as an object, or it has exactly the layout of
     `json.dumps`, which servers that parse and dump arguments leave behind (vLLM's argument coercion).
     """
-    try:
-        values = [json.loads(call.arguments) for call in calls]
-    except ValueError:
+    if not all(_is_json(call.arguments) for call in calls):
         return
+    values = [json.loads(call.arguments) for call in calls]
     dumped = [json.dumps(value, ensure_ascii=False) for value in values]
     if not objects and dumped != [call.arguments for call in calls]:
         return

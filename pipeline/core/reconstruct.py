@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config import Profile
@@ -253,17 +253,15 @@ def _without_count(
     if bare != context.answer:
         context = Context(bare, context.request, context.profile, context.grammar)
         plain, flags = plain_readings(context), (*flags, "leaked_mark_dropped")
-    calls = [] if context.profile.rewrites_ids else calls_of(context)
-    foreign = any(not context.grammar.is_native_id(call) for call in calls)
-    rewritten = any(call.arguments_rewritten for call in context.answer.tool_calls)
-    if foreign or rewritten or len(plain) > 1 or ending_of(context.answer) is None:
-        return _ambiguous("damaged fields and no token count", flags, plain, context, encode)
+    damage = _damage(context, known=case.profile is not None)
+    if damage or len(plain) > 1:
+        return _ambiguous(f"no token count, and {damage or 'two readings'}", flags, plain, context, encode)
     reading = plain[0]
     ids, spans = ids_of(reading.pieces, encode, context.grammar.special)
     if not ids:
         return _ambiguous("nothing was generated that could be seen", flags, plain, context, encode)
-    dropped = "leaked_mark_dropped" in flags
-    action = Action.REPAIR if reading.repaired or dropped else Action.OK
+    repaired = reading.repaired or bool({"leaked_mark_dropped", "native_ids_rejected"} & set(flags))
+    action = Action.REPAIR if repaired else Action.OK
     return Reconstruction(
         action,
         "read under the provider's profile, without a count",
@@ -274,6 +272,27 @@ def _without_count(
         fidelity=Fidelity.UNVERIFIED,
         flags=(*flags, *reading.flags),
     )
+
+
+def _damage(context: Context, *, known: bool) -> str:
+    """What only a count could settle in these fields; empty if they can be read as they are."""
+    answer, grammar = context.answer, context.grammar
+    calls = [] if context.profile.rewrites_ids else calls_of(context)
+    if any(not grammar.is_native_id(call) for call in calls):
+        return "a foreign call id"
+    if any(call.arguments_rewritten for call in answer.tool_calls):
+        return "arguments that came as an object"
+    if not known and any(call.arguments in ("", "{}") for call in answer.tool_calls):
+        return "empty arguments"
+    ending = ending_of(answer)
+    if ending is None:
+        return "no finish reason"
+    native = ending_of(replace(answer, finish_reason=answer.native_finish_reason))
+    if native is not None and (native is Ending.LENGTH) != (ending is Ending.LENGTH):
+        return "two finish reasons that differ"
+    raw = grammar.split_raw_sections("content", answer.content, cut=ending is Ending.LENGTH)
+    marked = grammar.has_marker(answer.reasoning) or (raw is None and grammar.has_marker(answer.content))
+    return "a mark in a text field" if marked else ""
 
 
 def _lost_reasoning(context: Context, plain: Reading, count: int, encode: TextIds) -> Reconstruction | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pipeline.core.faults import read_fault
+
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "thinking", "refusal")
 
 
@@ -37,12 +39,15 @@ def assemble(body: str) -> dict[str, Any]:
             continue
         try:
             chunk = json.loads(data)
-        except json.JSONDecodeError as broken:
+        except (ValueError, RecursionError) as broken:
             raise StreamCut(f"an event is no JSON: {broken}") from None
         if not isinstance(chunk, dict):
             raise StreamCut("an event is no JSON object")
-        _merge_chunk(answer, choice, message, chunk)
-        if answer.get("error"):
+        try:
+            _merge_chunk(answer, choice, message, chunk)
+        except (TypeError, AttributeError, ValueError) as odd:  # a field of another type than the API has
+            raise StreamCut(f"an event is no chunk of an answer: {odd}") from None
+        if read_fault(200, answer | {"choices": [{}]}, "") is not None:
             return answer
     if choice["finish_reason"] is None and not (ended and answer.get("usage")):
         raise StreamCut("the stream ended without a finish reason")

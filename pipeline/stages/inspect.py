@@ -75,6 +75,11 @@ def _values(text: str) -> list[Mapping[str, Any]]:
             raise SourceError(f'value {number}: expected an object with "request" and "http" or "response"')
         if not isinstance(value.get("http", value.get("response")), dict):
             raise SourceError(f'value {number}: "http" or "response" is missing or no object')
+        http = value.get("http") or {}
+        if not isinstance(http.get("headers") or {}, dict) or not isinstance(http.get("body") or "", str):
+            raise SourceError(f"value {number}: http.headers is an object and http.body a text")
+        if not isinstance(http.get("status", 200), int | None):
+            raise SourceError(f"value {number}: http.status is a number or null")
     return values
 
 

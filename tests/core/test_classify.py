@@ -54,6 +54,17 @@ def _error(code, message="no", **error):
         (200, json.dumps({**_GOOD, "error": {}}), Action.OK),
         (200, json.dumps({**_GOOD, "error": {"message": "", "code": None}}), Action.OK),
         (200, json.dumps({**_GOOD, "error": "upstream died"}), Action.RETRY),
+        (
+            200,
+            json.dumps({**_GOOD, "error": {"message": None, "metadata": {"provider_name": None}}}),
+            Action.OK,
+        ),
+        (200, json.dumps({**_GOOD, "error": {"code": 200, "message": "OK"}}), Action.OK),
+        (200, json.dumps({**_GOOD, "choices": True}), Action.RETRY),
+        (200, _error(401, metadata={"provider_name": "X"}), Action.REROUTE),
+        (200, _error(400.0, metadata={"provider_name": "X"}), Action.REROUTE),
+        (200, "junk { " + json.dumps(_GOOD)[1:], Action.REPAIR),
+        (200, '{"n": ' + "9" * 5000 + "}", Action.RETRY),
         (200, _error(429), Action.RETRY),
         (200, _error(401), Action.FATAL_RUN),
         (200, _error(400, metadata={"error_type": "context_length_exceeded"}), Action.FATAL_ROW),
@@ -131,3 +142,30 @@ def test_cost_and_where_it_comes_from(usage, cost, source):
 def test_generation_id_comes_from_the_header_or_the_body():
     assert classify(200, {"x-generation-id": "gen-h"}, json.dumps(_GOOD), _REQUEST).generation_id == "gen-h"
     assert classify(200, {}, json.dumps(_GOOD), _REQUEST).generation_id == "gen-1"
+
+
+_PART = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "request_", "action"),
+    [
+        ({"finish_reason": "tool_use"}, {}, Action.REROUTE),
+        ({"native_finish_reason": "tool_calls"}, {}, Action.REROUTE),
+        ({"native_finish_reason": "content_filter"}, {}, Action.FATAL_ROW),
+        ({}, {"tool_choice": "required"}, Action.REROUTE),
+        ({}, {"tool_choice": {"function": {"name": "f"}}}, Action.REROUTE),
+        ({"finish_reason": "length"}, {"tool_choice": "required"}, Action.OK),
+        ({"finish_reason": ["stop"]}, {}, Action.OK),
+        (
+            {"message": {"content": [{"type": "text", "text": "a"}, {"type": "thinking", "text": "b"}]}},
+            {},
+            Action.FATAL_ROW,
+        ),
+        ({"message": {"content": [{"type": "text", "text": None}], "reasoning": "b"}}, {}, Action.OK),
+        ({"message": {"content": "a", "tool_calls": True}}, {}, Action.FATAL_ROW),
+    ],
+)
+def test_answers_against_their_request(choice, request_, action):
+    body = {**_GOOD, "choices": [{**_GOOD["choices"][0], **choice}]}
+    assert classify(200, {}, json.dumps(body), {**_REQUEST, **request_}).action is action

@@ -71,3 +71,23 @@ def test_each_damage_is_seen_and_the_text_is_read_instead(kimi, grammar, referen
     assert "native_ids_rejected" in result.flags
     if finish == "tool_calls":
         assert (result.action, list(result.completion_ids)) == (Action.REPAIR, ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda ids: [*ids[:-3], ids[-2], ids[-3], ids[-1]], "order of the grammar"),
+        (lambda ids: [163597 if token == 163596 else token for token in ids], "order of the grammar"),
+        (lambda ids: [*ids[:3], 163607, *ids[3:]], "order of the grammar"),
+        (lambda ids: [*ids[:3], 163700, *ids[3:]], "order of the grammar"),
+    ],
+)
+def test_marks_out_of_order_are_no_ids_of_this_model(kimi, grammar, reference, change, why):
+    ids = change(native_ids(_CALL, reference))
+    assert why in why_not_native(_answer(_CALL, ids, "tool_calls"), kimi, grammar)
+
+
+def test_ids_that_call_another_tool(kimi, grammar, reference):
+    other = Structured("r.", "c", [("functions.g:0", "g", '{"a": 1}')])
+    ids = native_ids(other, reference)
+    assert "another tool" in why_not_native(_answer(_CALL, ids, "tool_calls"), kimi, grammar)

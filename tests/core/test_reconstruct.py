@@ -239,7 +239,8 @@ def test_calls_given_raw_and_parsed_are_one_call(kimi, grammar, reference):
 def test_missing_finish_reason_is_settled_by_the_count(kimi, grammar, reference):
     answer, ids = _simple(reference)
     ended = _read(fields(answer), ids, None, kimi, grammar)
-    assert (list(ended.completion_ids), ended.ending) == (ids, Ending.STOP)
+    assert (list(ended.completion_ids), ended.ending, ended.action) == (ids, Ending.STOP, Action.REPAIR)
+    assert "finish_missing" in ended.flags
     cut = _read(fields(answer), ids[:-1], None, kimi, grammar)
     assert (list(cut.completion_ids), cut.ending) == (ids[:-1], Ending.LENGTH)
 
