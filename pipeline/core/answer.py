@@ -28,6 +28,7 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
     details = [part for part in _list(message, "reasoning_details") if isinstance(part, Mapping)]
     copies = [_text(message, field) for field in _REASONING_FIELDS]
     copies += [_details_text(details), thinking]
+    summary = "".join(_text(part, "summary") for part in details if part.get("type") == "reasoning.summary")
     variants = tuple(dict.fromkeys(copy for copy in copies if copy))
     usage, flags = _usage(body, choice)
     if cache_hit and not usage.completion_tokens:
@@ -40,7 +41,8 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
         native_finish_reason=_text_or_none(choice.get("native_finish_reason")),
         usage=usage,
         reasoning_variants=variants if len(variants) > 1 else (),
-        has_reasoning_field=bool(variants),
+        # A summary copied into the reasoning field is not the model's text either.
+        has_reasoning_field=bool(variants) and (variants != (summary,) or bool(_details_text(details))),
         encrypted=any(part.get("type") in ("reasoning.encrypted", "reasoning.summary") for part in details),
         native_ids=_ids(
             choice.get("token_ids") or choice.get("response_token_ids") or _sglext(body, "output_ids")

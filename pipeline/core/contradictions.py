@@ -72,6 +72,8 @@ def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | Non
         if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
     ]
     reasons = {answer.finish_reason, answer.native_finish_reason}
+    if choice == "none" and _SECTION in answer.content:
+        return Contradiction(Action.REROUTE, "a raw call, yet tool_choice was none", "tool_choice_ignored")
     if not answer.tool_calls:
         raw = _SECTION in answer.content + answer.reasoning
         if raw or reasons & LENGTH_REASONS:

@@ -169,6 +169,8 @@ def _with_count(
     rewritten = any(call.arguments_rewritten for call in context.answer.tool_calls)
     fits = _fitting([*plain, *departures(context, count)] if rewritten else plain, count, context, encode)
     if len(fits) == 1:
+        if _rebuilt_fits(context, fits[0][1], count, encode):
+            flags = (*flags, "foreign_id_kept")
         return _accept(*fits[0], context, flags, encode, "the plain reading fits the count")
     if fits:
         return _ambiguous("two plain readings fit the count", flags, plain, context, encode)
@@ -207,6 +209,12 @@ def _fitting(
     return list(found.values())
 
 
+def _rebuilt_fits(context: Context, ids: tuple[int, ...], count: int, encode: TextIds) -> bool:
+    """A foreign call id is as long as the model's own would be: the count can't tell which was sampled."""
+    rebuilt = [reading for reading in departures(context, count) if reading.name == "id_rebuilt"]
+    return any(found != ids for _, found, _ in _fitting(rebuilt, count, context, encode))
+
+
 def _counted(reading: Reading, ids: Sequence[int], profile: Profile) -> int:
     """What this provider would count for these ids."""
     uncounted_end = reading.ending is not Ending.LENGTH and not profile.counts_end
@@ -226,6 +234,9 @@ def _accept(
     fidelity = Fidelity.COUNTED
     # Under a stripping provider a departure could as well be whitespace that is gone.
     stripped = context.profile.strips != "none" and reading.name != "plain"
+    undecidable = {"foreign_id_kept", "arguments_object"} & {*flags, *reading.flags}
+    if undecidable:
+        fidelity = Fidelity.UNVERIFIED
     if stripped or hides_whitespace(context.answer, context.profile, encode):
         fidelity, flags = Fidelity.UNVERIFIED, (*flags, "whitespace_may_be_hidden")
     action = Action.REPAIR if repaired else Action.OK

@@ -307,3 +307,14 @@ def test_a_cut_call_is_closed_only_after_whole_arguments(kimi, grammar, referenc
     cut = ids[: ids.index(163599)]
     result = _read(fields(structured), cut, "length", kimi, grammar, completion_tokens=len(cut) + 1)
     assert result.action is Action.AMBIGUOUS
+
+
+def test_a_foreign_id_as_long_as_the_models_own_is_not_verified(kimi, grammar, reference):
+    structured = Structured("r", "", [("functions.f:0", "f", "{}")])
+    ids = native_ids(structured, reference)
+    message = fields(structured)
+    message["tool_calls"][0]["id"] = "call_12ab"
+    assert len(reference.encode_ordinary("call_12ab")) == len(reference.encode_ordinary("functions.f:0"))
+    result = _read(message, ids, "tool_calls", kimi, grammar)
+    assert (result.action, result.fidelity) == (Action.OK, Fidelity.UNVERIFIED)
+    assert "foreign_id_kept" in result.flags
