@@ -14,7 +14,7 @@ from typing import get_args
 
 from pipeline.config import Profile, Strips
 from pipeline.core.encoding import Encoder
-from pipeline.core.grammar import CompiledGrammar, ids_of, texts_of
+from pipeline.core.grammar import Call, CompiledGrammar, ids_of, texts_of
 from pipeline.core.profile import Contradicted, undo
 from pipeline.core.readings import Context, ending_of, plain_readings
 from pipeline.core.reconstruct import Case, TextIds
@@ -59,7 +59,7 @@ def learn(cases: Sequence[Case], encoder: Encoder, grammar: CompiledGrammar) -> 
     equal = [profile for profile, score in scores if score == matched]
     chosen = _settle_strips(best, voting, encode)
     others = [score for profile, score in scores if profile not in equal]
-    undecided = _undecided([profile for profile in equal if profile.strips == best.strips], voting)
+    undecided = _undecided([profile for profile in equal if profile.strips == best.strips], voting, grammar)
     if chosen.strips == "none" and not any(map(_has_edge, voting)):
         undecided = (*undecided, "strips")
     return Learned(chosen, len(voting), matched, max(others, default=0), undecided)
@@ -125,12 +125,17 @@ def _misses_like_stripping(cases: Sequence[Case], encode: TextIds) -> bool:
     return short > 0.02 * len(cases)
 
 
-def _undecided(equal: Sequence[Profile], cases: Sequence[Case]) -> tuple[str, ...]:
+def _has_foreign_id(case: Case, grammar: CompiledGrammar) -> bool:
+    calls = [Call(call.id or "", call.name, call.arguments) for call in case.answer.tool_calls]
+    return any(not grammar.is_native_id(call) for call in calls)
+
+
+def _undecided(equal: Sequence[Profile], cases: Sequence[Case], grammar: CompiledGrammar) -> tuple[str, ...]:
     """Settings in which equally good profiles differ, if any row could have shown them."""
     names = []
     for name in ("space_join", "counts_end", "rewrites_ids"):
         if len({getattr(profile, name) for profile in equal}) > 1:
             names.append(name)
-    if "rewrites_ids" in names and not any(case.answer.tool_calls for case in cases):
-        names.remove("rewrites_ids")  # no call, nothing to rewrite
+    if "rewrites_ids" in names and not any(_has_foreign_id(case, grammar) for case in cases):
+        names.remove("rewrites_ids")  # the ids are the model's own, rebuilt or not
     return tuple(names)
