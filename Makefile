@@ -36,7 +36,7 @@ lint: setup
 check: lint test
 
 bench: setup
-	@cd "$(ROOT)"; for file in tests/bench/bench_*.py; do $(CLEAN) python "$$file"; done
+	@cd "$(ROOT)"; for file in tests/bench/bench_*.py; do $(CLEAN) PYTHONPATH=. python "$$file"; done
 
 # Needs uv. No index addresses: a lock says what, not from where.
 lock:
