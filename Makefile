@@ -14,16 +14,19 @@ FIND_PYTHON = for name in $${PYTHON:-python3 python3.13 python3.12 python3.11}; 
 .PHONY: setup repro test lint bench check lock clean
 .DEFAULT_GOAL := repro
 
-setup: $(ROOT)/.venv/.done
-
-$(ROOT)/.venv/.done: $(ROOT)/requirements.lock
-	@cd "$(ROOT)"; python="$$($(FIND_PYTHON))"; echo "installing into .venv (once, some minutes)"; \
+# .done holds the hash of the lock that is installed: a checkout that only touches the file installs nothing.
+setup:
+	@cd "$(ROOT)"; lock="$$(git hash-object --no-filters requirements.lock)"; \
+	[ "$$(cat .venv/.done 2>/dev/null)" != "$$lock" ] || exit 0; \
+	[ ! -L .venv ] || { echo "error: .venv is a link to another environment; remove the link" >&2; exit 1; }; \
+	python="$$($(FIND_PYTHON))"; echo "installing into .venv (once, some minutes)"; \
 	$(CLEAN) "$$python" -m venv --clear .venv; \
-	$(CLEAN) "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements.lock
-	@touch "$@"
+	$(CLEAN) "$(BIN)/python" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes -r requirements.lock; \
+	echo "$$lock" > .venv/.done
 
+# compose first: DVC can't see an edit of a prompt file outside the repository, compose compares its pin.
 repro: setup
-	@cd "$(ROOT)"; $(CLEAN) dvc repro
+	@cd "$(ROOT)"; $(CLEAN) python -m pipeline compose; $(CLEAN) dvc repro
 	@cat "$(ROOT)/build/report/summary.txt"
 
 test: setup

@@ -162,7 +162,7 @@ def pin(dataset: str) -> None:
 @_verb("Show the exact tokens of pasted answers; JSON in (one value or JSON Lines), JSON out.")
 @click.option("--target", default="kimi_k2_5", show_default=True, help="Name in conf/target/.")
 @click.option("--pretty", is_flag=True, help="Tokens in colour, for a person.")
-@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.argument("file", type=click.File("rb"))
 def inspect(target: str, pretty: bool, file: Any) -> None:
     import json
 
@@ -170,11 +170,11 @@ def inspect(target: str, pretty: bool, file: Any) -> None:
 
     from pipeline.stages import inspect as stage
 
-    text = file.read()
+    data, name = file.read(), getattr(file, "name", "-")
     if pretty:
-        stage.show(text, target, ROOT, Console())
+        stage.show(data, name, target, ROOT, Console())
         return
-    for result in stage.inspect(text, target, ROOT):
+    for result in stage.inspect(data, name, target, ROOT):
         click.echo(json.dumps(result, ensure_ascii=False))
 
 

@@ -500,7 +500,7 @@ class Params(Settings):
     provider: Name
     datasets: Annotated[tuple[DatasetName, ...], Field(min_length=1)]
     exports: tuple[Name, ...]
-    overrides: dict[str, Any] = {}
+    overrides: Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)] = {}
 
 
 class Runtime(Settings):

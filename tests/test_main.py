@@ -101,6 +101,25 @@ def test_inspect_reads_one_value_lines_or_an_array(form):
     assert list(found[0]) == keys.split()
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no value in it"),
+        (b"\xff", "no UTF-8"),
+        (b"{\n{}\n", "line 1 is no JSON"),
+        (b'{"request": 1}', "value 1"),
+    ],
+)
+@pytest.mark.parametrize("pretty", [[], ["--pretty"]])
+def test_inspect_names_the_file_that_it_can_not_read(tmp_path, data, message, pretty):
+    path = tmp_path / "answer.json"
+    path.write_bytes(data)
+    result = CliRunner().invoke(main, ["inspect", *pretty, str(path)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {path}: ")
+    assert message in result.stderr
+
+
 def test_inspect_shows_tokens_to_a_person():
     case = json.loads(Path("tests/golden/kimi_k2_5/tokens.jsonl").read_text().splitlines()[0])
     value = {"request": {"messages": case["messages"]}, "response": case["response"]}

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from pipeline.errors import ConfigError
+
 STAGES = ("tokenizer", "prompts", "generate", "profiles", "reconstruct", "validate", "export", "report")
 # Packages whose modules are looked up by name: the whole folder belongs to whoever imports it.
 _BY_NAME = ("pipeline.core.tool_declarations", "pipeline.io.vocabularies", "pipeline.simulator")
@@ -31,9 +33,15 @@ def code_hashes(root: Path) -> dict[str, str]:
 
 
 def format_hashes(root: Path, formats: Iterable[str]) -> dict[str, str]:
-    """Export format -> hash of its module."""
-    folder = _FORMATS.replace(".", "/")
-    return {name: _hash(root, [root / folder / f"{name}.py"]) for name in formats}
+    """Export format -> hash of its module. Raises ConfigError for a format without one."""
+    folder = root / _FORMATS.replace(".", "/")
+    for name in formats:
+        if not (folder / f"{name}.py").is_file():
+            there_are = ", ".join(sorted(path.stem for path in folder.glob("[a-z]*.py")))
+            raise ConfigError(
+                f"conf/export/{name}.yaml: no module pipeline/exports/{name}.py; there are: {there_are}"
+            )
+    return {name: _hash(root, [folder / f"{name}.py"]) for name in formats}
 
 
 def hash_folder(folder: Path) -> str:

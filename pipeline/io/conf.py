@@ -255,7 +255,8 @@ def _read(path: Path) -> Tree:
     except (yaml.YAMLError, UnicodeDecodeError) as broken:
         raise ConfigError(f"{_shown(path)}: no YAML: {' '.join(str(broken).split())}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{_shown(path)}: a mapping is expected, not {type(tree).__name__}")
+        what = "the file is empty" if tree is None else f"a mapping is expected, not {type(tree).__name__}"
+        raise ConfigError(f"{_shown(path)}: {what}")
     if _ENVIRONMENT.search(text):
         raise ConfigError(
             f"{_shown(path)}: ${{oc.env:...}} would write a secret into build/config.yaml; name the variable "
@@ -284,7 +285,9 @@ def _check(model: type[Model], tree: Any, where: str) -> Model:
     try:
         return model.model_validate_json(json.dumps(tree))
     except ValidationError as broken:
-        first = broken.errors()[0]
+        errors = broken.errors()
+        # A misspelt key also makes the right one missing: the misspelt one is what to say.
+        first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
         loc = [str(part) for part in first["loc"] if not str(part).endswith("Source")]
         key = ".".join(loc)
         joint = "." if ":" in where else ": "

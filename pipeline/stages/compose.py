@@ -121,6 +121,15 @@ def _pinned(dataset: DatasetSettings, root: Path) -> PromptSettings:
             f"{where}.sha256: missing; a file outside conf/prompts/ is pinned by its hash: "
             f"run `python -m pipeline pin {dataset.name}`"
         )
+    if not path.is_file():
+        raise ConfigError(f"{where}.path: {source.path} does not exist")
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != source.sha256:
+        raise ConfigError(
+            f"{where}.sha256: {source.path} has changed, it is {found}: to use it as it is now, "
+            f"run `python -m pipeline pin {dataset.name}`"
+        )
     return dataset.prompts
 
 

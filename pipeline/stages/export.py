@@ -55,7 +55,14 @@ def find_format(name: str) -> ModuleType:
     known = sorted(module.name for module in pkgutil.iter_modules(pipeline.exports.__path__))
     if name not in known:
         raise ConfigError(f"params.yaml: exports: unknown format {name!r}; there are: {', '.join(known)}")
-    return importlib.import_module(f"pipeline.exports.{name}")
+    module = importlib.import_module(f"pipeline.exports.{name}")
+    if getattr(module, "FORM", None) not in ("jsonl", "parquet") or not callable(
+        getattr(module, "row", None)
+    ):
+        raise ConfigError(
+            f'pipeline/exports/{name}.py: it needs FORM = "jsonl" or "parquet" and row(sample) -> dict'
+        )
+    return module
 
 
 def _passed(root: Path, dataset: str) -> set[str]:

@@ -33,18 +33,18 @@ _STYLES = {
 _VISIBLE = str.maketrans({" ": "·", "\n": "↵", "\t": "→", "\r": "␍"})
 
 
-def inspect(text: str, target_name: str, root: Path) -> Iterator[dict[str, Any]]:
-    """One JSON-ready result for each value in `text` (one JSON value, or JSON Lines)."""
+def inspect(data: bytes, name: str, target_name: str, root: Path) -> Iterator[dict[str, Any]]:
+    """One JSON-ready result for each value in `data` (one JSON value, an array, or JSON Lines)."""
     target, encoder, grammar = _target(target_name, root)
-    for value in _values(text):
+    for value in _values(data, name):
         result, _ = _judge(value, target, encoder, grammar)
         yield result
 
 
-def show(text: str, target_name: str, root: Path, console: Console) -> None:
+def show(data: bytes, name: str, target_name: str, root: Path, console: Console) -> None:
     """The same results for a person: tokens in colour, prompt and completion apart."""
     target, encoder, grammar = _target(target_name, root)
-    for value in _values(text):
+    for value in _values(data, name):
         result, judged = _judge(value, target, encoder, grammar)
         _print(console, result, judged, encoder)
 
@@ -55,32 +55,43 @@ def _target(name: str, root: Path) -> tuple[Target, Encoder, CompiledGrammar]:
     return target, encoder, CompiledGrammar(target.grammar, encoder.special, thinking=target.render.thinking)
 
 
-def _values(text: str) -> list[Mapping[str, Any]]:
+def _values(data: bytes, name: str) -> list[Mapping[str, Any]]:
     """One JSON value, a JSON array of values, or JSON Lines."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as broken:
+        raise SourceError(f"{name}: no UTF-8 text ({broken.reason} at byte {broken.start})") from None
     try:
         whole = json.loads(text)
         values = whole if isinstance(whole, list) else [whole]
-    except json.JSONDecodeError:
-        values = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                try:
-                    values.append(json.loads(line))
-                except json.JSONDecodeError as broken:
-                    raise SourceError(
-                        f"line {number} is no JSON ({broken.msg} at column {broken.colno})"
-                    ) from None
+    except (ValueError, RecursionError):
+        values = [
+            _line(line, number, name) for number, line in enumerate(text.split("\n"), 1) if line.strip()
+        ]
+    if not values:
+        raise SourceError(f"{name}: no value in it")
     for number, value in enumerate(values, 1):
-        if not isinstance(value, dict) or not isinstance(value.get("request"), dict):
-            raise SourceError(f'value {number}: expected an object with "request" and "http" or "response"')
-        if not isinstance(value.get("http", value.get("response")), dict):
-            raise SourceError(f'value {number}: "http" or "response" is missing or no object')
-        http = value.get("http") or {}
-        if not isinstance(http.get("headers") or {}, dict) or not isinstance(http.get("body") or "", str):
-            raise SourceError(f"value {number}: http.headers is an object and http.body a text")
-        if not isinstance(http.get("status", 200), int | None):
-            raise SourceError(f"value {number}: http.status is a number or null")
+        _check_value(value, f"{name}: value {number}")
     return values
+
+
+def _line(line: str, number: int, name: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as broken:
+        raise SourceError(f"{name}: line {number} is no JSON that can be read ({broken})") from None
+
+
+def _check_value(value: Any, where: str) -> None:
+    if not isinstance(value, dict) or not isinstance(value.get("request"), dict):
+        raise SourceError(f'{where}: expected an object with "request" and "http" or "response"')
+    if not isinstance(value.get("http", value.get("response")), dict):
+        raise SourceError(f'{where}: "http" or "response" is missing or no object')
+    http = value.get("http") or {}
+    if not isinstance(http.get("headers") or {}, dict) or not isinstance(http.get("body") or "", str):
+        raise SourceError(f"{where}: http.headers is an object and http.body a text")
+    if not isinstance(http.get("status", 200), int | None):
+        raise SourceError(f"{where}: http.status is a number or null")
 
 
 def _judge(

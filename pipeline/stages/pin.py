@@ -30,6 +30,8 @@ def run(dataset: str, root: Path) -> str:
         raise SourceError(
             f"conf/dataset/{dataset}.yaml: prompts.source.path: {source.get('path')} does not exist"
         )
+    if file.resolve().is_relative_to((root / "conf/prompts").resolve()):
+        return f"pin {dataset}: not needed, compose reads the hash of every file of conf/prompts/ itself"
     with file.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     before = source.get("sha256")

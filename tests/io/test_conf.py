@@ -94,6 +94,7 @@ def test_a_dataset_may_have_its_own_provider(project):
 
 
 _PARAMS_FAULTS = [
+    ({"provider": None, "providr": "simulator"}, r"params\.yaml: providr: unknown key"),
     ({"target": "nope"}, r"params\.yaml: target: no target 'nope' in conf/target/; there are: .*kimi_k2_5"),
     ({"provider": "nope"}, r"no provider 'nope' .*openrouter"),
     ({"datasets": ["nope"]}, r"params\.yaml: datasets: no dataset 'nope' .*b1_tools"),
@@ -177,7 +178,7 @@ def test_a_mistake_in_conf_names_file_and_key(project, file, changes, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- a\n", "x: \x00"])
+@pytest.mark.parametrize("text", ["a: [", "- a\n", "x: \x00", ""])
 def test_a_file_that_is_no_mapping_is_named(project, text):
     (project / "conf/export/parquet.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"conf/export/parquet\.yaml: "):
@@ -194,6 +195,11 @@ def test_a_secret_can_not_be_written_into_a_tracked_file(project):
 def test_overrides_of_a_dataset_that_is_not_listed_today_wait(project):
     _params(project, datasets=["b1_tools"], overrides={"dataset": {"b2_code": {"rules": {"max_length": 9}}}})
     assert list(compose_all(project).datasets) == ["b1_tools"]
+
+
+def test_no_overrides_may_be_written_as_nothing(project):
+    _params(project, overrides=None)
+    assert compose_all(project).datasets
 
 
 def test_missing_params(tmp_path):

@@ -96,7 +96,9 @@ def test_a_file_outside_is_pinned_and_pin_keeps_comments(project):
     pin.run("b2_code", project)
     assert path.read_text().splitlines()[0] == comment
     pinned = _tree(project)["b2_code"]["prompts"]["source"]["sha256"]
-    outside.write_text("changed")
+    outside.write_text('{"messages": [{"role": "user", "content": "changed"}]}\n')
+    with pytest.raises(ConfigError, match=r"outside\.jsonl has changed.*pipeline pin b2_code"):
+        compose.run(project)
     assert "(was " in pin.run("b2_code", project)
     assert _tree(project)["b2_code"]["prompts"]["source"]["sha256"] != pinned
 
@@ -108,6 +110,14 @@ def test_pin_of_what_is_not_there(project, dataset):
         _replace(project / "conf/dataset/gone.yaml", "b2_code.jsonl", "gone.jsonl")
     with pytest.raises(SourceError, match=dataset):
         pin.run(dataset, project)
+    assert "not needed" in pin.run("b1_tools", project)
+
+
+def test_a_format_without_a_module_is_named(project):
+    (project / "conf/export/ghost.yaml").write_text("min_fidelity: counted\n")
+    _replace(project / "params.yaml", "exports: [specforge]", "exports: [ghost]")
+    with pytest.raises(ConfigError, match=r"conf/export/ghost\.yaml: no module .*parquet, specforge"):
+        compose.run(project)
 
 
 def test_outputs_of_what_is_no_longer_listed_are_removed(project):

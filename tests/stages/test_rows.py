@@ -184,6 +184,14 @@ def test_an_unknown_format_lists_what_exists(settings, build):
         export.run("d", "nope", settings["export"], build)
 
 
+def test_a_format_that_lacks_its_parts_is_named(monkeypatch):
+    import pipeline.exports.specforge as module
+
+    monkeypatch.delattr(module, "row")
+    with pytest.raises(ConfigError, match=r"pipeline/exports/specforge\.py: it needs FORM"):
+        export.find_format("specforge")
+
+
 def test_an_unknown_setting_is_named(settings, build):
     with pytest.raises(ConfigError, match=r"d\.reconstruct\.typo"):
         reconstruct.run("d", {**settings["reconstruct"], "typo": 1}, build)
