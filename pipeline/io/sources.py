@@ -145,17 +145,17 @@ def _json(lines: Iterable[str], shown: str) -> Iterator[SourceRow]:
 
 def _csv(lines: Iterable[str], shown: str) -> Iterator[SourceRow]:
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(lines)
+    reader = csv.reader(lines, strict=True)
     try:
-        names = next(reader)
-    except StopIteration:
-        return
-    for position, cells in enumerate(cells for cells in reader if cells):
-        if len(cells) == len(names):
-            yield SourceRow(position, dict(zip(names, cells, strict=True)))
-            continue
-        problem = f"{len(cells)} fields, the header has {len(names)}"
-        yield SourceRow(position, None, _clean(json.dumps(cells)), problem)
+        names = next(reader, [])
+        for position, cells in enumerate(cells for cells in reader if cells):
+            if len(cells) == len(names):
+                yield SourceRow(position, dict(zip(names, cells, strict=True)))
+                continue
+            problem = f"{len(cells)} fields, the header has {len(names)}"
+            yield SourceRow(position, None, _clean(json.dumps(cells)), problem)
+    except csv.Error as broken:  # an open quote would swallow all rows after it
+        raise SourceError(f"{shown}: no CSV, near line {reader.line_num}: {broken}") from None
 
 
 def _parquet(path: Path, shown: str) -> Iterator[SourceRow]:

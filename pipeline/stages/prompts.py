@@ -28,8 +28,10 @@ def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
     rejects: list[Reject] = []
     seen: set[str] = set()
     rows = duplicates = 0
+    columns: set[str] = set()
     for row in read_source(settings.source, dataset, root):
         rows += 1
+        columns.update(row.values or ())
         made = _make(row, settings)
         if isinstance(made, Reject):
             rejects.append(made)
@@ -43,6 +45,13 @@ def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
         often = Counter(reject.reason for reject in rejects).most_common(1)
         why = f"{often[0][1]} times {often[0][0]}: {rejects[0].detail}" if often else "it is empty"
         raise SourceError(f"{dataset}: no row of its source gives a prompt ({why})")
+    for key in ("tools_field", "id_field"):
+        name = getattr(settings.mapping, key)
+        if name is not None and name not in columns:
+            there_are = ", ".join(sorted(columns))
+            raise SourceError(
+                f"{dataset}: prompts.mapping.{key}: no row has {name!r}; there are: {there_are}"
+            )
     prompts = prompts[: settings.limit]
     if settings.sample is not None:
         kept = sampled([prompt.prompt_id for prompt in prompts], settings.sample, settings.seed)

@@ -93,6 +93,7 @@ def test_bytes_that_are_no_utf8_spoil_one_row(tmp_path):
         ("x.json", "[1", "no JSON"),
         ("x.json", "{}", "array"),
         ("x.parquet", b"PAR1nonsense", "Parquet"),
+        ("x.csv", 'text\na\n"open\nb\nc\n', "no CSV, near line"),
         ("x.txt", "a", "unknown form; there are: .jsonl"),
         ("x", "a", "unknown form"),
     ],

@@ -74,6 +74,12 @@ def test_a_source_without_any_prompt_stops_the_build(tmp_path, lines, why):
         _run(tmp_path, lines)
 
 
+@pytest.mark.parametrize("key", ["tools_field", "id_field"])
+def test_a_misspelt_column_is_said(tmp_path, key):
+    with pytest.raises(SourceError, match=rf"mapping\.{key}: no row has 'tols'; there are: text, tools"):
+        _run(tmp_path, [{"text": "a", "tools": None}], mapping={"shape": "text", key: "tols"})
+
+
 @pytest.mark.parametrize("dataset", _SHIPPED)
 def test_the_shipped_sets_give_a_prompt_for_every_row(tmp_path, dataset):
     import yaml
