@@ -251,6 +251,11 @@ class CompiledGrammar:
         rest = shape[head.end() :] if head else shape
         return f"{begin}{''.join(call) * (len(rest) + 1)}".startswith(rest)
 
+    def tools_called(self, pieces: Sequence[Piece]) -> list[str]:
+        """Names of the tools that the pieces call, where an id has the model's own form."""
+        found = [self._native_id.fullmatch(p.text) for p in pieces if self._native_id and p.kind == "call_id"]
+        return [match.group("name") for match in found if match is not None]
+
     def names_another_tool(self, call: Call) -> bool:
         """The id has the model's own form and names a tool other than the call's."""
         found = self._native_id.fullmatch(call.id) if self._native_id else None

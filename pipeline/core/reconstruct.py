@@ -230,6 +230,10 @@ def _accept(
     encode: TextIds,
     reason: str,
 ) -> Reconstruction:
+    unknown = _unoffered(reading, context)
+    if unknown:
+        reason = f"the tool {unknown!r} was not offered"
+        return Reconstruction(Action.FATAL_ROW, reason, flags=(*flags, *reading.flags, "unknown_tool"))
     repaired = reading.repaired or bool({"native_ids_rejected", "count_elsewhere"} & set(flags))
     fidelity = Fidelity.COUNTED
     # Under a stripping provider a departure could as well be whitespace that is gone.
@@ -250,6 +254,16 @@ def _accept(
         fidelity=fidelity,
         flags=(*flags, *reading.flags),
     )
+
+
+def _unoffered(reading: Reading, context: Context) -> str:
+    """A tool called in raw markup that the request, which offers others, does not offer."""
+    tools = context.request.get("tools")
+    if "markers_in_content" not in reading.flags or not isinstance(tools, list) or not tools:
+        return ""
+    functions = [tool.get("function") for tool in tools if isinstance(tool, Mapping)]
+    offered = [function.get("name") for function in functions if isinstance(function, Mapping)]
+    return next((name for name in context.grammar.tools_called(reading.pieces) if name not in offered), "")
 
 
 def _without_count(

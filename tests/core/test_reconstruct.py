@@ -318,3 +318,12 @@ def test_a_foreign_id_as_long_as_the_models_own_is_not_verified(kimi, grammar, r
     result = _read(message, ids, "tool_calls", kimi, grammar)
     assert (result.action, result.fidelity) == (Action.OK, Fidelity.UNVERIFIED)
     assert "foreign_id_kept" in result.flags
+
+
+@pytest.mark.parametrize(("name", "action"), [("f", Action.REPAIR), ("nope", Action.FATAL_ROW)])
+def test_a_raw_call_of_a_tool_that_was_not_offered_is_no_row(kimi, grammar, reference, name, action):
+    structured = Structured("go", "", [(f"functions.{name}:0", name, "{}")])
+    ids = native_ids(structured, reference)
+    raw = reference.decode(ids[ids.index(163595) : -1])
+    result = _read({"reasoning": "go", "content": raw}, ids, "tool_calls", kimi, grammar)
+    assert result.action is action
