@@ -67,18 +67,19 @@ def _error_object(body: Any) -> tuple[Mapping[str, Any] | None, bool]:
     """The error with content, wherever it stands; True: in a choice, after text may have been made."""
     if not isinstance(body, Mapping):
         return None, False
-    found = _with_content(body.get("error"))
+    found = stated_error(body.get("error"))
     if found is not None:
         return found, False
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
-    found = _with_content(choice.get("error"))
+    found = stated_error(choice.get("error"))
     if found is None and choice.get("finish_reason") == "error":
         found = {"message": "the provider broke off", "code": 502}
     return found, True
 
 
-def _with_content(error: Any) -> Mapping[str, Any] | None:
+def stated_error(error: Any) -> Mapping[str, Any] | None:
+    """An `error` field that says something; an empty one beside a good answer is None."""
     if isinstance(error, str) and error.strip():
         return {"message": error}
     return error if isinstance(error, Mapping) and _says_something(error) else None

@@ -17,7 +17,7 @@ from pipeline.core.encoding import Encoder
 from pipeline.core.grammar import Call, CompiledGrammar, ids_of, texts_of
 from pipeline.core.profile import Contradicted, undo
 from pipeline.core.readings import Context, ending_of, plain_readings
-from pipeline.core.reconstruct import Case, TextIds
+from pipeline.core.reconstruct import Case, TextIds, counted
 from pipeline.records import Answer, Ending
 
 MIN_ROWS = 200
@@ -78,8 +78,7 @@ def _matches(cases: Sequence[Case], profile: Profile, encode: TextIds, grammar: 
     encode.fill(text for _, readings in contexts for reading in readings for text in texts_of(reading.pieces))
     return sum(
         any(
-            len(ids_of(reading.pieces, encode, grammar.special)[0])
-            - (reading.ending is not Ending.LENGTH and not profile.counts_end)
+            counted(reading, ids_of(reading.pieces, encode, grammar.special)[0], profile)
             == case.answer.usage.completion_tokens
             for reading in readings
         )

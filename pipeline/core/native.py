@@ -75,19 +75,17 @@ def _why_not_text(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) ->
             return "the ids call another tool"
     elif texts["call_arguments"] and not grammar.has_marker(answer.content):
         return "the ids hold tool calls that the answer lacks"
-    given = answer.content.strip()
-    if grammar.has_marker(given) and (not reasoning.strip() or not answer.reasoning):
-        # Raw or inline form: the whole text stands in content, with blanks round the marks or without.
-        whole = _letters(encoder.decode_bytes(answer.native_ids))
-        return None if _letters(given) in whole else "content differs from the ids' text"
-    if grammar.has_marker(given):
-        content = _letters("".join(_decoded(answer, encoder, grammar)))
-        given = _letters(given)
-        if given not in content:
+    if grammar.has_marker(answer.content):
+        # Raw or inline form: marks stand in content, with blanks round them or without. Reasoning may
+        # stand there too, or in a field of its own.
+        apart = bool(reasoning.strip() and answer.reasoning)
+        if _letters(answer.content) not in _letters(
+            _decoded(answer, encoder, grammar, after_reasoning=apart)
+        ):
             return "content differs from the ids' text"
-        return (
-            None if reasoning.strip() == answer.reasoning.strip() else "reasoning differs from the ids' text"
-        )
+        if apart and reasoning.strip() != answer.reasoning.strip():
+            return "reasoning differs from the ids' text"
+        return None
     tail = "\ufffd" if ending_of(answer) is Ending.LENGTH else ""
     for name, mine, theirs in (
         ("reasoning", reasoning, answer.reasoning),
@@ -98,15 +96,15 @@ def _why_not_text(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) ->
     return None
 
 
-def _decoded(answer: Answer, encoder: Encoder, grammar: CompiledGrammar) -> list[str]:
-    """Everything after the reasoning, marks included."""
+def _decoded(answer: Answer, encoder: Encoder, grammar: CompiledGrammar, *, after_reasoning: bool) -> str:
+    """The ids' text, marks included; all of it, or what comes after the reasoning."""
     assert answer.native_ids is not None
-    ids = answer.native_ids
-    starts = [span.end for span in spans_of(ids, grammar) if span.kind == "reasoning"][:1] or [0]
-    return [encoder.decode_bytes(ids[starts[0] :]).decode("utf-8", "replace")]
+    ids, start = answer.native_ids, 0
+    if after_reasoning:
+        start = next((span.end for span in spans_of(ids, grammar) if span.kind == "reasoning"), 0)
+    return encoder.decode_bytes(ids[start:]).decode("utf-8", "replace")
 
 
-def _letters(text: str | bytes) -> str:
+def _letters(text: str) -> str:
     """Without blanks: joiner spaces stand around every mark of a raw answer."""
-    decoded = text if isinstance(text, str) else text.decode("utf-8", "replace")
-    return "".join(decoded.split())
+    return "".join(text.split())

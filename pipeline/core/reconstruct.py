@@ -192,7 +192,7 @@ def _with_count(
     lost = _lost_reasoning(context, plain[0], count, encode)
     if lost is not None:
         return lost
-    length = _counted(plain[0], ids_of(plain[0].pieces, encode, context.grammar.special)[0], context.profile)
+    length = counted(plain[0], ids_of(plain[0].pieces, encode, context.grammar.special)[0], context.profile)
     why = f"{count} tokens were counted, the fields give {length}"
     return _ambiguous(why, (*flags, "count_mismatch"), [*plain, *tried], context, encode)
 
@@ -204,18 +204,20 @@ def _fitting(
     found: dict[tuple[int, ...], tuple[Reading, tuple[int, ...], tuple[Span, ...]]] = {}
     for reading in readings:
         ids, spans = ids_of(reading.pieces, encode, context.grammar.special)
-        if ids and _counted(reading, ids, context.profile) == count:
+        if ids and counted(reading, ids, context.profile) == count:
             found.setdefault(ids, (reading, ids, spans))
     return list(found.values())
 
 
 def _rebuilt_fits(context: Context, ids: tuple[int, ...], count: int, encode: TextIds) -> bool:
     """A foreign call id is as long as the model's own would be: the count can't tell which was sampled."""
+    if all(map(context.grammar.is_native_id, calls_of(context))):
+        return False
     rebuilt = [reading for reading in departures(context, count) if reading.name == "id_rebuilt"]
     return any(found != ids for _, found, _ in _fitting(rebuilt, count, context, encode))
 
 
-def _counted(reading: Reading, ids: Sequence[int], profile: Profile) -> int:
+def counted(reading: Reading, ids: Sequence[int], profile: Profile) -> int:
     """What this provider would count for these ids."""
     uncounted_end = reading.ending is not Ending.LENGTH and not profile.counts_end
     return len(ids) - (1 if uncounted_end else 0)
@@ -243,9 +245,22 @@ def _accept(
         fidelity = Fidelity.UNVERIFIED
     if stripped or hides_whitespace(context.answer, context.profile, encode):
         fidelity, flags = Fidelity.UNVERIFIED, (*flags, "whitespace_may_be_hidden")
-    action = Action.REPAIR if repaired else Action.OK
+    return _row(reading, ids, spans, reason, fidelity, flags, repaired=repaired)
+
+
+def _row(
+    reading: Reading,
+    ids: tuple[int, ...],
+    spans: tuple[Span, ...],
+    reason: str,
+    fidelity: Fidelity,
+    flags: tuple[str, ...],
+    *,
+    repaired: bool,
+) -> Reconstruction:
+    """The result of a reading that is taken."""
     return Reconstruction(
-        action,
+        Action.REPAIR if repaired else Action.OK,
         reason,
         completion_ids=ids,
         text=text_of(reading.pieces),
@@ -286,17 +301,8 @@ def _without_count(
     if not ids:
         return _ambiguous("nothing was generated that could be seen", flags, plain, context, encode)
     repaired = reading.repaired or bool({"leaked_mark_dropped", "native_ids_rejected"} & set(flags))
-    action = Action.REPAIR if repaired else Action.OK
-    return Reconstruction(
-        action,
-        "read under the provider's profile, without a count",
-        completion_ids=ids,
-        text=text_of(reading.pieces),
-        spans=spans,
-        ending=reading.ending,
-        fidelity=Fidelity.UNVERIFIED,
-        flags=(*flags, *reading.flags),
-    )
+    reason = "read under the provider's profile, without a count"
+    return _row(reading, ids, spans, reason, Fidelity.UNVERIFIED, flags, repaired=repaired)
 
 
 def _damage(context: Context, *, known: bool) -> str:

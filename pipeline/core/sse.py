@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeline.core.faults import read_fault
+from pipeline.core.faults import stated_error
 
 _TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "thinking", "refusal")
 
@@ -47,7 +47,7 @@ def assemble(body: str) -> dict[str, Any]:
             _merge_chunk(answer, choice, message, chunk)
         except (TypeError, AttributeError, ValueError) as odd:  # a field of another type than the API has
             raise StreamCut(f"an event is no chunk of an answer: {odd}") from None
-        if read_fault(200, answer | {"choices": [{}]}, "") is not None:
+        if stated_error(answer.get("error")) is not None:
             return answer
     if choice["finish_reason"] is None and not (ended and answer.get("usage")):
         raise StreamCut("the stream ended without a finish reason")

@@ -27,7 +27,6 @@ from pipeline.config import (
     Grammar,
     Overrides,
     Params,
-    Profile,
     PromptSettings,
     Provider,
     RenderSettings,
@@ -45,8 +44,6 @@ Tree = dict[str, Any]
 Model = TypeVar("Model", bound=Settings)
 
 _ENVIRONMENT = re.compile(r"\$\{\s*(oc\.)?env\b")  # OmegaConf allows blanks after the brace
-
-GROUPS = ("target", "provider", "dataset", "export")
 
 
 @dataclass(frozen=True)
@@ -230,11 +227,6 @@ def _dataset(
         ),
         exports=formats,
     )
-
-
-def profiles_of(dataset: DatasetSettings) -> dict[str, Profile]:
-    """Pinned profiles of a dataset's provider."""
-    return dataset.provider.profiles
 
 
 def _file(group: str, name: str, root: Path, key: str) -> Path:

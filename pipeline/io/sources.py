@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import hashlib
 import json
 import zlib
 from codecs import getincrementaldecoder
@@ -19,6 +18,7 @@ import zstandard
 
 from pipeline.config import FileSource, HubPrompts
 from pipeline.errors import SourceError
+from pipeline.io.pins import sha256_of
 
 _CHUNK = 1 << 20
 _FORMS = ".jsonl, .json, .csv (also with .gz or .zst), .parquet"
@@ -41,8 +41,7 @@ def read_source(source: FileSource | HubPrompts, dataset: str, root: Path) -> It
     path = root / source.path
     if not path.is_file():
         raise SourceError(f"conf/dataset/{dataset}.yaml: prompts.source.path: {source.path} does not exist")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != source.sha256:
         raise SourceError(
             f"{source.path}: its sha256 is {found}, dataset {dataset} has {source.sha256}: run "

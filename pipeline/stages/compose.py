@@ -6,7 +6,6 @@ is tracked by git, so that `dvc params diff` and `exp diff` name the key that ch
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from pipeline.io.code import code_hashes, format_hashes, hash_folder
 from pipeline.io.conf import Composed, DatasetSettings, compose_all
 from pipeline.io.files import atomic
 from pipeline.io.libraries import BY_STAGE, locked
+from pipeline.io.pins import is_shipped, sha256_of
 
 Tree = dict[str, Any]
 
@@ -56,47 +56,48 @@ def settings_tree(composed: Composed, root: Path) -> Tree:
     """What build/config.yaml holds."""
     target = composed.target
     datasets = composed.datasets
+    code = hash_folder(root / "pipeline/simulator")
+    simulators = {name: _simulator(dataset, code) for name, dataset in datasets.items()}
     tree: Tree = {
         "libraries": {stage: locked(stage, root) for stage in BY_STAGE},
         "code": {**code_hashes(root), "formats": format_hashes(root, composed.exports)},
         "tokenizer": {"target": target.name, **_plain(target.tokenizer)},
         "reading": {"render": _plain(target.render), "grammar": _plain(target.grammar)},
         "profiles": {"pinned": {name: _profiles(dataset) for name, dataset in datasets.items()}},
-        "report": {"simulators": {name: _simulator(dataset, root) for name, dataset in datasets.items()}},
+        "report": {"simulators": {name: s and _plain(s) for name, s in simulators.items()}},
     }
     for name, dataset in datasets.items():
         tree[name] = {
             "prompts": _plain(_pinned(dataset, root)),
-            "generate": _plain(_generate(composed, dataset, root)),
+            "generate": _plain(_generate(composed, dataset, simulators[name])),
             "reconstruct": {"shard_rows": SHARD_ROWS},
             "validate": {"rules": _plain(dataset.rules)},
-            "export": {name: _plain(settings) for name, settings in dataset.exports.items()},
+            "export": {format_: _plain(settings) for format_, settings in dataset.exports.items()},
         }
     return tree
 
 
-def _generate(composed: Composed, dataset: DatasetSettings, root: Path) -> GenerateSettings:
+def _generate(
+    composed: Composed, dataset: DatasetSettings, simulator: SimulatorSettings | None
+) -> GenerateSettings:
     models = composed.target.models
     provider = dataset.provider.name
     if provider not in models and "default" not in models:
         where = f"conf/target/{composed.target.name}.yaml: models"
         raise ConfigError(f"{where}: no name for provider {provider} and no default")
-    simulator = _simulator(dataset, root)
     return GenerateSettings(
         provider=provider,
         model=models.get(provider, models.get("default", "")),
-        api=dataset.api.model_copy(update={"simulator": simulator and SimulatorSettings(**simulator)}),
+        api=dataset.api.model_copy(update={"simulator": simulator}),
         sampling=dataset.sampling,
         thinking=composed.target.render.thinking,
     )
 
 
-def _simulator(dataset: DatasetSettings, root: Path) -> Tree | None:
+def _simulator(dataset: DatasetSettings, code: str) -> SimulatorSettings | None:
     """With the hash of its code: answers of a changed simulator are other answers."""
     settings = dataset.api.simulator
-    if settings is None:
-        return None
-    return _plain(settings.model_copy(update={"code": hash_folder(root / "pipeline/simulator")}))
+    return None if settings is None else settings.model_copy(update={"code": code})
 
 
 def _profiles(dataset: DatasetSettings) -> Tree:
@@ -109,28 +110,23 @@ def _pinned(dataset: DatasetSettings, root: Path) -> PromptSettings:
     source = dataset.prompts.source
     if not isinstance(source, FileSource):
         return dataset.prompts
-    path = (root / source.path).resolve()
+    path = root / source.path
     where = f"conf/dataset/{dataset.name}.yaml: prompts.source"
-    if path.is_relative_to((root / "conf/prompts").resolve()):
-        if not path.is_file():
-            raise ConfigError(f"{where}.path: {source.path} does not exist")
-        pinned = source.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
-        return dataset.prompts.model_copy(update={"source": pinned})
-    if source.sha256 is None:
+    shipped = is_shipped(path, root)
+    if source.sha256 is None and not shipped:
         raise ConfigError(
             f"{where}.sha256: missing; a file outside conf/prompts/ is pinned by its hash: "
             f"run `python -m pipeline pin {dataset.name}`"
         )
     if not path.is_file():
         raise ConfigError(f"{where}.path: {source.path} does not exist")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != source.sha256:
+    found = sha256_of(path)
+    if not shipped and found != source.sha256:
         raise ConfigError(
             f"{where}.sha256: {source.path} has changed, it is {found}: to use it as it is now, "
             f"run `python -m pipeline pin {dataset.name}`"
         )
-    return dataset.prompts
+    return dataset.prompts.model_copy(update={"source": source.model_copy(update={"sha256": found})})
 
 
 def _plain(model: BaseModel) -> Tree:

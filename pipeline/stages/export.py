@@ -35,8 +35,10 @@ def run(dataset: str, format_name: str, subtree: dict[str, Any], root: Path) -> 
     table, left_out = _selected(root, dataset, passed, settings)
     conversations = table.column("prompt_id").to_pylist()
     order = shuffled(conversations, settings.shuffle_seed)
-    held_out = [row for row in order if in_validation(conversations[row], settings.validation_share)]
-    splits = {"train": [row for row in order if row not in set(held_out)], "validation": held_out}
+    splits: dict[str, list[int]] = {"train": [], "validation": []}
+    for row in order:
+        held_out = in_validation(conversations[row], settings.validation_share)
+        splits["validation" if held_out else "train"].append(row)
     files: dict[str, int] = {}
     for split, rows in splits.items():
         for start in range(0, len(rows), settings.rows_per_file):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
 from pipeline.errors import SourceError
 from pipeline.io.conf import names_of
+from pipeline.io.pins import is_shipped, sha256_of
 
 
 def run(dataset: str, root: Path) -> str:
@@ -30,10 +30,9 @@ def run(dataset: str, root: Path) -> str:
         raise SourceError(
             f"conf/dataset/{dataset}.yaml: prompts.source.path: {source.get('path')} does not exist"
         )
-    if file.resolve().is_relative_to((root / "conf/prompts").resolve()):
+    if is_shipped(file, root):
         return f"pin {dataset}: not needed, compose reads the hash of every file of conf/prompts/ itself"
-    with file.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    found = sha256_of(file)
     before = source.get("sha256")
     source["sha256"] = found
     with path.open("w", encoding="utf-8") as out:
