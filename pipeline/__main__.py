@@ -46,7 +46,7 @@ class _OneLine(click.Group):
             return super().invoke(ctx)
         except ExactokError as error:
             click.echo(f"error: {error}", err=True)
-            ctx.exit(1)
+            ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             ctx.exit(130)
@@ -157,6 +157,113 @@ def pin(dataset: str) -> None:
     from pipeline.stages.pin import run
 
     click.echo(run(dataset, ROOT))
+
+
+@_verb("Ask for every dataset's answers in one process, into the store; then `dvc repro` replays them.")
+@click.argument("datasets", nargs=-1, metavar="[DATASET]...")
+def fetch(datasets: tuple[str, ...]) -> None:
+    from pipeline.stages.fetch import run
+
+    click.echo(run(datasets, ROOT))
+
+
+@_verb("What the next build will run, send and cost, and which edit is why; sends nothing.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def plan(as_json: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.stages.plan import run
+
+    run(ROOT, Console(), json=as_json)
+
+
+@_verb("Ask each served provider a few cheap questions: what it does to text, calls and counts.")
+@click.option("--provider", required=True, help="Name in conf/provider/.")
+@click.option("--target", default="kimi_k2_5", show_default=True, help="Name in conf/target/.")
+@click.option("--again", default=0, show_default=True, help="Another number asks anew.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def probe(provider: str, target: str, again: int, as_json: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.stages.probe import run
+
+    run(provider, target, ROOT, Console(), json=as_json, sample=again)
+
+
+@main.group(short_help="Look after the store of paid answers.")
+def store() -> None:
+    """Look after the store of paid answers, or with --simulator after the simulator's."""
+
+
+def _store_verb(help_text: str) -> Callable[[Callable[..., None]], click.Command]:
+    def decorate(function: Callable[..., None]) -> click.Command:
+        simulator = click.option("--simulator", is_flag=True, help="The simulator's store.")
+        name = function.__name__.rstrip("_")  # `import` is no name for a function
+        return store.command(name, help=help_text, short_help=help_text)(simulator(function))
+
+    return decorate
+
+
+@_store_verb("What it holds, and what that cost.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stats(as_json: bool, simulator: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.stages.store import stats as run
+
+    run(ROOT, Console(), as_json, simulator=simulator)
+
+
+@_store_verb("Check every row of it.")
+def verify(simulator: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.stages.store import verify as run
+
+    run(ROOT, Console(), simulator=simulator)
+
+
+@_store_verb("Copy answers into one file that a colleague can import.")
+@click.option("--identity", default="", help="Only of endpoints whose identity begins so.")
+@click.option(
+    "--since", type=click.DateTime(["%Y-%m-%d"]), help="Only those that came at this date or later."
+)
+@click.option("--attempts", is_flag=True, help="With every attempt.")
+@click.argument("file", type=click.Path(path_type=Path))
+def export_(identity: str, since: Any, attempts: bool, simulator: bool, file: Path) -> None:
+    from pipeline.stages.store import export as run
+
+    click.echo(run(ROOT, file, identity=identity, since=since, attempts=attempts, simulator=simulator))
+
+
+@_store_verb("Take answers from a file of `export`, or from a git revision's build.")
+@click.argument("source", metavar="FILE|REVISION")
+def import_(source: str, simulator: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.stages.store import import_ as run
+
+    run(ROOT, source, Console(), simulator=simulator)
+
+
+@_store_verb("Drop what no build needs; paid answers only if they are named, and with --yes.")
+@click.option("--identity", help="Also answers of endpoints whose identity begins so ...")
+@click.option("--older-than", type=float, metavar="DAYS", help="... and that are older than this.")
+@click.option("--yes", is_flag=True, help="Do remove them.")
+def gc(identity: str | None, older_than: float | None, yes: bool, simulator: bool) -> None:
+    from pipeline.stages.store import gc as run
+
+    click.echo(run(ROOT, simulator=simulator, identity=identity, older_than_days=older_than, yes=yes))
+
+
+@store.command(
+    help="Ask a provider what exchanges of unknown cost have cost.", short_help="Ask for unknown costs."
+)
+@click.option("--provider", required=True, help="Name in conf/provider/.")
+def reconcile(provider: str) -> None:
+    from pipeline.stages.reconcile import run
+
+    click.echo(run(provider, ROOT))
 
 
 @_verb("Show the exact tokens of pasted answers; JSON in (one value or JSON Lines), JSON out.")

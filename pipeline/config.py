@@ -298,7 +298,7 @@ class Api(Settings):
 
 
 class Price(Settings):
-    """US dollars per million tokens, for endpoints that report no cost."""
+    """US dollars per million tokens: the most that is reserved, and the cost where none is reported."""
 
     prompt: float
     completion: float
@@ -315,7 +315,14 @@ class Transport(Settings):
     """Wall-clock limit of one attempt; keep-alive padding defeats read timeouts."""
     max_attempts: int = 6
     max_response_bytes: int = 64 * 1024 * 1024
+    stream: bool = False
+    """Ask for server-sent events. They are assembled to the answer that a plain request would have given."""
     price: Price | None = None
+    generation_path: str | None = None
+    """Where `?id=<generation id>` tells what a generation cost (OpenRouter: /generation)."""
+    breaker_failures: Annotated[int, Field(gt=0)] = 20
+    breaker_s: Annotated[float, Field(ge=0)] = 120.0
+    """The run stops after so many failures in a row, if they took at least so long."""
 
 
 class Provider(Settings):
@@ -506,6 +513,9 @@ class Params(Settings):
 class Runtime(Settings):
     """conf/runtime/: never invalidates anything."""
 
-    concurrency: int = 64
-    max_cost_usd: float | None = None
+    concurrency: Annotated[int, Field(gt=0)] = 64
+    """Most requests in flight. Fewer where a provider pushes back."""
+    max_cost_usd: Annotated[float, Field(ge=0)] | None = None
+    """Of one run, all datasets together."""
+    max_cost_usd_by_dataset: dict[DatasetName, Annotated[float, Field(ge=0)]] = {}
     store: str | None = None

@@ -5,6 +5,7 @@ ExactokError                 a user can mend it; the command line prints it with
 ├── ContractError            a tokenizer does not behave as its target says (names expected and found)
 ├── SourceError              a prompt source or its pin can't be read or does not match
 ├── GenerationError          requests are left without an answer, or no request can pass
+├── Interrupted              a person ended the run; all that was in flight is kept
 └── StageError               a stage's input is missing or broken, counts do not add up, too many rejects
 
 What concerns a single row is never an exception: it is a Reject (pipeline/records.py).
@@ -13,6 +14,8 @@ What concerns a single row is never an exception: it is a Reject (pipeline/recor
 
 class ExactokError(Exception):
     """Root of the tree; `str(error)` is the one line that the user reads."""
+
+    exit_code = 1
 
 
 class ConfigError(ExactokError):
@@ -25,6 +28,12 @@ class ContractError(ExactokError):
 
 class SourceError(ExactokError):
     """A prompt source or its pin can't be read or does not match."""
+
+
+class Interrupted(ExactokError):
+    """A person, or the machine's owner, ended the run; all that was in flight has been kept."""
+
+    exit_code = 130
 
 
 class GenerationError(ExactokError):

@@ -56,6 +56,16 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
     )
 
 
+def model_and_counts(body: Mapping[str, Any] | None) -> tuple[str | None, int | None, int | None]:
+    """Served model, prompt tokens and completion tokens of an answer, as far as it tells them."""
+    if body is None:
+        return None, None, None
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    usage, _ = _usage(body, choice)
+    return _text_or_none(body.get("model")), usage.prompt_tokens, usage.completion_tokens
+
+
 def _content(content: Any) -> tuple[str, str]:
     """Text and reasoning of a content field: a string, null, or a list of parts."""
     if content is None or isinstance(content, str):

@@ -17,7 +17,8 @@ LONGEST_BACKOFF_S = 60.0
 LONGEST_WAIT_S = 600.0
 """A server that asks for more patience than this is left alone until the next run."""
 MOST_UNCOUNTED = 100
-"""Attempts that do not count (a hold on the account's in-flight budget) still end some time."""
+"""Attempts that do not count (429, a hold on the account's in-flight budget) still end some time."""
+_UNCOUNTED_DOUBLINGS = 4
 
 _ACCOUNT = frozenset({401, 402, 403})
 _SETTLED = (Action.OK, Action.REPAIR, Action.AMBIGUOUS)
@@ -91,7 +92,8 @@ class Course:
             self._uncounted += 1
         if self._counted >= self._max_attempts or self._uncounted >= MOST_UNCOUNTED:
             return self._end(Next.GIVE_UP)
-        backoff = min(LONGEST_BACKOFF_S, FIRST_WAIT_S * 2 ** max(0, self._counted - 1))
+        failures = self._counted + min(self._uncounted, _UNCOUNTED_DOUBLINGS)
+        backoff = min(LONGEST_BACKOFF_S, FIRST_WAIT_S * 2 ** max(0, failures - 1))
         wait = (verdict.retry_after_s or 0.0) + self._jitter(0.0, backoff)
         if wait > LONGEST_WAIT_S:
             return self._end(Next.GIVE_UP)

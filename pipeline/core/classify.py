@@ -41,8 +41,13 @@ class Verdict:
     cost_source: str = "unknown"
     generation_id: str | None = None
     counts_as_attempt: bool = True
+    pushback: bool = False
+    """The endpoint asks for fewer requests at a time."""
+    streamed: bool = False
+    """The body was assembled from a stream that the request had asked for."""
 
 
+_JSON = json.JSONDecoder(strict=False)
 _OBJECT = re.compile(r'\{\s*"')
 
 
@@ -96,8 +101,7 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
     """The JSON object of the body, or why there is none. Cut JSON is never repaired."""
     text = exchange.text.removeprefix("\ufeff")
     if looks_like_stream(text):
-        if not exchange.request.get("stream"):
-            exchange.flags.append("framing")
+        exchange.flags.append("stream" if exchange.request.get("stream") else "framing")
         try:
             return assemble(text), ""
         except StreamCut as cut:
@@ -117,7 +121,7 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
         bare = bare[start.start() :]
         exchange.flags.append("framing")
     try:
-        answer, end = json.JSONDecoder(strict=False).raw_decode(bare)
+        answer, end = _JSON.raw_decode(bare)
     except json.JSONDecodeError as broken:
         return None, f"the JSON is cut or broken ({broken.msg}); it is never repaired"
     except (ValueError, RecursionError):  # a number of over 4,300 digits; brackets without end
@@ -142,13 +146,19 @@ def _of_fault(
         cost_source="unknown" if fault.maybe_billed else "none",
         generation_id=generation_id,
         counts_as_attempt=fault.counts_as_attempt,
+        pushback=fault.pushback,
     )
 
 
 def _of_answer(answer: dict[str, Any], exchange: _Exchange, generation_id: str | None) -> Verdict:
     cost, source = _cost(answer)
-    flags = tuple(exchange.flags)
-    common: dict[str, Any] = {"cost_usd": cost, "cost_source": source, "generation_id": generation_id}
+    flags = tuple(flag for flag in exchange.flags if flag != "stream")
+    common: dict[str, Any] = {
+        "cost_usd": cost,
+        "cost_source": source,
+        "generation_id": generation_id,
+        "streamed": "stream" in exchange.flags,
+    }
     found = find_contradiction(answer, exchange.request)
     if found is not None:
         return Verdict(

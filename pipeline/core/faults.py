@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.records import Action
 
 _RETRY_STATUS = frozenset({408, 409, 425, 429, 499})
+_TIMEOUTS = frozenset({408, 499, 504, 524})
+_BUSY_STATUS = frozenset({429, 503, 529})
 _ROW_TYPES = frozenset(
     {"context_length_exceeded", "max_tokens_exceeded", "token_limit_exceeded", "string_too_long"}
     | {"payload_too_large", "invalid_prompt", "content_policy_violation", "refusal"}
@@ -37,7 +39,11 @@ _AFFORD = re.compile(r"can only afford", re.I)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What an error answer means. `maybe_billed`: the generation may have run, so its cost is unknown."""
+    """What an error answer means.
+
+    `maybe_billed`: the generation may have run, so its cost is unknown. `pushback`: the endpoint has too
+    much to do; one that only says so (429) has not tried, so that counts as no attempt.
+    """
 
     action: Action
     reason: str
@@ -46,13 +52,18 @@ class Fault:
     retry_after_s: float | None = None
     maybe_billed: bool = False
     counts_as_attempt: bool = True
+    pushback: bool = False
 
 
 def read_fault(status: int, body: Any, text: str) -> Fault | None:
     """The fault of an exchange, or None if it holds an answer (or nothing that says what is wrong)."""
     error, choice_fault = _error_object(body)
     if error is not None:
-        return _classify(_code(error, status), error, choice_fault)
+        code = _code(error, status)
+        fault = _classify(code, error, choice_fault)
+        # A status of its own comes before anything was generated (OpenRouter, errors), unless time ran out.
+        billed = fault.maybe_billed and (status < 300 or code in _TIMEOUTS)
+        return replace(fault, maybe_billed=billed)
     if not 200 <= status < 300:
         return _of_bare_status(status, text)
     choices = body.get("choices") if isinstance(body, Mapping) else None
@@ -125,12 +136,8 @@ def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
     if isinstance(availability, Mapping) and isinstance(availability.get("retryable"), bool):
         wait = availability.get("retry_after")
         if availability["retryable"]:
-            return Fault(
-                Action.RETRY,
-                message,
-                provider,
-                retry_after_s=wait if isinstance(wait, (int, float)) else None,
-            )
+            wait_s = wait if isinstance(wait, (int, float)) else None
+            return replace(_again(code, message, provider), retry_after_s=wait_s)
         excluded = availability.get("excluded_by")
         why = ", ".join(map(str, excluded)) if isinstance(excluded, list) else ""
         why = why or str(availability.get("code") or "")
@@ -151,9 +158,9 @@ def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
     if code in _RETRY_STATUS:
         if "free-models-per-day" in message:
             return Fault(Action.FATAL_RUN, message)
-        return Fault(Action.RETRY, message, provider, maybe_billed=code in (408, 499))
+        return _again(code, message, provider)
     if code >= 500 and code != 501:
-        return Fault(Action.RETRY, message, provider, maybe_billed=True)
+        return _again(code, message, provider)
     if code in (400, 413, 422, 412) or in_choice:
         if provider:
             return Fault(Action.REROUTE, f"{provider} refuses the request: {message}", provider)
@@ -161,12 +168,24 @@ def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
     return Fault(Action.FATAL_RUN, f"status {code}: {message}")
 
 
+def _again(code: int, message: str, provider: str | None = None) -> Fault:
+    """The same request may pass later."""
+    return Fault(
+        Action.RETRY,
+        message,
+        provider,
+        maybe_billed=code in _TIMEOUTS or code >= 500,
+        counts_as_attempt=code != 429,
+        pushback=code in _BUSY_STATUS,
+    )
+
+
 def _of_402(message: str, meta: Mapping[str, Any]) -> Fault:
     """Three different things share this status (OpenRouter, limits)."""
     source, why = meta.get("limit_source"), meta.get("reason")
     if source == "openrouter_in_flight_budget" or why == "in_flight_budget_exhausted":
         flags = ("shrink_window", "not_an_attempt")
-        return Fault(Action.RETRY, message, flags=flags, counts_as_attempt=False)
+        return Fault(Action.RETRY, message, flags=flags, counts_as_attempt=False, pushback=True)
     if why == "weight_exceeds_budget" or _AFFORD.search(message):
         return Fault(Action.FATAL_ROW, f"{message}; lower sampling.max_tokens or add credit")
     return Fault(Action.FATAL_RUN, f"no credit or key limit reached: {message}")
@@ -183,10 +202,8 @@ def _of_403(message: str, meta: Mapping[str, Any], provider: str | None) -> Faul
 def _of_bare_status(status: int, text: str) -> Fault:
     """A status without an error object: edge pages, proxies, wrong addresses."""
     what = f"status {status} with {text.strip()[:60]!r}"
-    if status >= 500 and status != 501:
-        return Fault(Action.RETRY, what, maybe_billed=True)
-    if status in _RETRY_STATUS:
-        return Fault(Action.RETRY, what, maybe_billed=status in (408, 499))
+    if status in _RETRY_STATUS or (status >= 500 and status != 501):
+        return _again(status, what)
     if status == 403 and text.lstrip().startswith("<"):
         return Fault(Action.RETRY, f"{what}: the edge blocks for a while")
     if status in (400, 413, 422):

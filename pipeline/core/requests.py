@@ -26,9 +26,11 @@ _RESERVED = {
     "messages": "messages come from the dataset's prompts",
     "tools": "tools come from the dataset (mapping.tools_field)",
     "model": "the model's name stands in conf/target, models.<provider>",
+    "stream": "whether answers are streamed stands in transport.stream",
     "stop": "stop strings cut reasoning and hide the end token (vllm#38499)",
 }
 _CUT = frozenset({"length", "max_tokens", "MAX_TOKENS"})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -87,7 +89,9 @@ def _outgoing(message: Mapping[str, Any], reasoning_field: str) -> Message:
 def canonical_json(body: Mapping[str, Any]) -> str:
     """One text for one request: this is what is sent, stored and hashed."""
     parts = {name: value if name in _ORDER_COUNTS else _sorted(value) for name, value in sorted(body.items())}
-    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _ENCODER.encode(parts)
+    if text.isascii():
+        return text
     # A lone surrogate has no UTF-8 form; as an escape it stays valid JSON.
     return _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
@@ -108,16 +112,28 @@ def endpoint_identity(api: Api) -> str:
     return f"{api.identity}#simulator:{made_of.profile}:{made_of.seed}:{made_of.code}"
 
 
-def request_key(identity: str, path: str, body: Mapping[str, Any], sample_index: int = 0) -> str:
-    """sha256 that names this request in the store, on every machine."""
-    parts = json.dumps([identity, path, canonical_json(body), sample_index])
+def request_key(identity: str, path: str, body: Mapping[str, Any] | str, sample_index: int = 0) -> str:
+    """sha256 that names this request in the store, on every machine. `body` may be canonical already."""
+    text = body if isinstance(body, str) else canonical_json(body)
+    parts = json.dumps([identity, path, text, sample_index])
     return hashlib.sha256(parts.encode()).hexdigest()
 
 
-def without_provider(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The same request, routed past one provider (OpenRouter, `provider.ignore`)."""
+def without_provider(body: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The same request, routed past one served provider (OpenRouter, provider routing).
+
+    None if the request allows no other. Answers name a provider as people do (`Moonshot AI`), requests by
+    its slug (`moonshotai`, `deepinfra/turbo`).
+    """
     routing = body.get("provider") or {}
+    if routing.get("only"):
+        others = [slug for slug in routing["only"] if _bare(slug.split("/")[0]) != _bare(name)]
+        return {**body, "provider": {**routing, "only": others}} if others else None
     return {**body, "provider": {**routing, "ignore": [*routing.get("ignore", []), name]}}
+
+
+def _bare(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def next_turn(

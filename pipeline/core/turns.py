@@ -6,7 +6,7 @@ it yields a request, is sent the response (None: there is none), and returns all
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,17 +37,23 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One logical request. A rerouted attempt hangs under the same key."""
+    """One logical request. A rerouted attempt hangs under the same key.
+
+    `text` is the body as it is sent and stored, `sample` tells apart equal requests that are asked again.
+    """
 
     key: str
     identity: str
     path: str
     body: Mapping[str, Any]
+    text: str
+    sample: int = 0
 
-    @property
-    def text(self) -> str:
-        """The body as it is sent and stored."""
-        return canonical_json(self.body)
+    @classmethod
+    def of(cls, identity: str, path: str, body: Mapping[str, Any], sample: int = 0) -> Asked:
+        """The request with its key."""
+        text = canonical_json(body)
+        return cls(request_key(identity, path, text, sample), identity, path, body, text, sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ def converse(
             history = Refusal("unrenderable_prompt", str(broken))
             turns.append(Turn(number, failure=history))
             continue
-        asked = Asked(request_key(identity, api.path, body, sample_index), identity, api.path, body)
+        asked = Asked.of(identity, api.path, body, sample_index)
         response = yield asked
         turn = _judged(number, asked, response)
         turns.append(turn)
@@ -93,6 +99,20 @@ def converse(
         else:
             history = next_turn(history, turn.verdict.body, api.history_reasoning)
     return turns
+
+
+def replay(
+    prompt: Prompt, settings: GenerateSettings, answer: Callable[[Asked], Response | None]
+) -> list[Turn]:
+    """The turns of a prompt as far as answers are known; nothing is sent."""
+    steps = converse(prompt, settings)
+    try:
+        asked = next(steps)
+        while True:
+            asked = steps.send(answer(asked))
+    except StopIteration as end:
+        turns: list[Turn] = end.value
+        return turns
 
 
 def _judged(number: int, asked: Asked, response: Response | None) -> Turn:

@@ -1,194 +1,227 @@
 """A logical request -> its final answer, asked for at most once by anyone; or None with the reason noted.
 
-Order of every attempt: claim, record that it goes out, send, record the raw answer, and only then judge.
+Order of every attempt: the money, a slot, the lease and the note that it goes out (one write), the
+exchange, and what came, raw, together with what was made of it (one write).
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Awaitable, Callable
+import json
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from pipeline.config import Price, Transport
-from pipeline.core.answer import UnreadableAnswer, read_answer
-from pipeline.core.attempts import Course, Next
+from pipeline.core.answer import model_and_counts
+from pipeline.core.attempts import Course, Decision, Next
 from pipeline.core.classify import Verdict, classify
+from pipeline.core.money import most_usd
+from pipeline.core.pacing import Met
 from pipeline.core.requests import canonical_json, without_provider
 from pipeline.core.turns import Asked, Response
 from pipeline.errors import GenerationError
 from pipeline.io.client import Client, Exchange
-from pipeline.io.store import Attempt, Claim, LeaseLost, Store
+from pipeline.io.line import Line
+from pipeline.io.run import Run, Stopped
+from pipeline.io.store import Claim, LeaseLost, Outcome, Store
+from pipeline.records import Action
 
-Sleep = Callable[[float], Awaitable[None]]
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 2.0
+_OF_THE_STREAM = frozenset({"content-length", "transfer-encoding", "content-encoding"})
 
 
-class Stopped(Exception):
-    """This run sends nothing more; `Asker.stop_reason` says why."""
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    """The right to one exchange: a slot, and the money that it may cost."""
+
+    client: Client
+    slot: int
+    bound_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """An exchange, what was made of it, and what would be stored as the answer if it is final."""
+
+    exchange: Exchange
+    outcome: Outcome
+    answer: Response
 
 
 class Asker:
-    """What all requests of one run share: the slots, the spending, the reason to stop, the counts."""
+    """Asks for one dataset: through a line, into a store, as part of a run."""
 
-    def __init__(
-        self,
-        store: Store,
-        transport: Transport,
-        concurrency: int,
-        connect: Callable[[], Awaitable[Client]],
-        *,
-        max_cost_usd: float | None = None,
-        sleep: Sleep = asyncio.sleep,
-        jitter: Callable[[float, float], float] = random.uniform,
-    ) -> None:
+    def __init__(self, run: Run, line: Line, store: Store, dataset: str) -> None:
+        self._run = run
+        self._line = line
+        self._transport = line.transport
         self._store = store
-        self._transport = transport
-        self._slots = asyncio.Semaphore(concurrency)
-        self._connect = connect
-        self._max_cost_usd = max_cost_usd
-        self._sleep = sleep
-        self._jitter = jitter
-        self._stopping = asyncio.Event()
-        self.stop_reason: Exception | None = None
-        self.sent = 0
-        self.cost_usd = 0.0
-        self.missing: dict[str, str] = {}
-        """Requests left without an answer, each with what its last attempt met."""
-
-    def stop(self, reason: Exception) -> None:
-        """Send nothing more. What is in flight is paid for, so it is awaited. The first reason counts."""
-        if self.stop_reason is None:
-            self.stop_reason = reason
-        self._stopping.set()
+        self._dataset = dataset
 
     async def ask(self, asked: Asked) -> Response | None:
-        """The final answer: from the store, from another process that is asking, or bought now.
+        """The final answer: from another process that is asking, or bought now.
 
-        None: every attempt of this run failed. Raises Stopped.
+        None: every attempt of this run failed. Raises Stopped, or Halted for this dataset alone.
         """
         poll = _SHORTEST_POLL_S
-        while asked.key not in self.missing:  # two prompts of one run may share a request
-            claim = await asyncio.wrap_future(self._store.claim(asked.key))
-            if claim is Claim.WON:
+        while asked.key not in self._run.missing:  # two prompts of one run may share a request
+            ticket = await self._admit(asked)
+            try:
+                started = await self._store.start(asked, ticket.bound_usd)
+            except BaseException:
+                self._give_back(ticket)
+                raise
+            if started.n:
+                return await self._buy(asked, self._course(), {}, ticket, started.n)
+            self._give_back(ticket)
+            if started.claim is Claim.ANSWERED:
+                return self._store.get(asked.key)
+            if started.claim is Claim.WON:
                 try:
-                    await self._buy(asked)
-                    break
+                    return await self._resume(asked)
                 except LeaseLost:
                     continue
-                finally:
-                    self._store.release(asked.key)
-            if claim is Claim.ANSWERED:
-                break
-            await self._pause(poll)
+            await self._run.pause(poll)
             poll = min(_LONGEST_POLL_S, poll * 1.5)
-        return self._store.get(asked.key)
+        return None
 
-    async def _buy(self, asked: Asked) -> None:
-        course = Course(self._transport.max_attempts, self._jitter)
-        for past in self._store.attempts(asked.key):
-            if await self._recalled(asked, past, course):
-                return
-        while True:
-            n, exchange = await self._attempt(asked, course.avoid)
-            response = exchange.response
-            verdict = classify(
-                response.status, response.headers, response.body, asked.body, datetime.now(UTC)
-            )
-            await self._record(asked, n, exchange, verdict)
+    def _course(self) -> Course:
+        return Course(self._transport.max_attempts, self._run.jitter)
+
+    async def _admit(self, asked: Asked) -> _Ticket:
+        client = await self._line.connect()
+        bound = self._bound(asked)
+        await self._run.reserve(self._dataset, bound or 0.0)
+        try:
+            slot = await self._line.admit()
+        except BaseException:
+            self._run.settle(self._dataset, bound or 0.0, 0.0)
+            raise
+        return _Ticket(client, slot, bound)
+
+    def _bound(self, asked: Asked) -> float | None:
+        price = self._transport.price
+        return None if price is None else most_usd(asked.body, asked.text, price)
+
+    def _give_back(self, ticket: _Ticket) -> None:
+        """Nothing was sent."""
+        self._run.settle(self._dataset, ticket.bound_usd or 0.0, 0.0)
+        self._line.done(ticket.slot, Met.NOTHING)
+
+    async def _resume(self, asked: Asked) -> Response | None:
+        """Earlier runs have asked: what they received is judged anew before anything is sent."""
+        course, known = self._course(), dict[int, _Judged]()
+        try:
+            for past in self._store.attempts(asked.key):
+                if past.response is None:
+                    continue
+                exchange = Exchange(past.response, past.problem)
+                verdict = self._classify(asked, past.response)
+                known[past.n] = self._judged(exchange, verdict)
+                settles_with = course.recall(past.n, past.response.status, verdict)
+                if settles_with is not None:
+                    return await self._settle(asked, settles_with, known[settles_with])
+        except BaseException:
+            self._store.release(asked.key)
+            raise
+        return await self._buy(asked, course, known, None, 0)
+
+    async def _buy(
+        self, asked: Asked, course: Course, known: dict[int, _Judged], ticket: _Ticket | None, n: int
+    ) -> Response | None:
+        """Attempts until something is final. `ticket` None: the first of them has yet to be begun."""
+        final = False
+        try:
+            while True:
+                if ticket is None:
+                    ticket = await self._admit(asked)
+                    n = await self._store.begin_attempt(asked, course.avoid, ticket.bound_usd)
+                decision = await self._attempt(asked, course, known, ticket, n)
+                ticket = None
+                if decision.next is Next.SETTLE:
+                    final = True
+                    if decision.attempt == n:
+                        return known[n].answer
+                    return await self._settle(asked, decision.attempt or n, known[decision.attempt or n])
+                if decision.next is Next.STOP:
+                    reason = f"{known[n].outcome.detail}; stopped, every answer so far is kept"
+                    self._run.stop(GenerationError(reason))
+                    raise Stopped
+                if decision.next is Next.GIVE_UP:
+                    self._run.missing[asked.key] = known[n].outcome.detail
+                    return None
+                await self._run.pause(decision.wait_s)
+        finally:
+            if ticket is not None:
+                self._give_back(ticket)
+            if not final:
+                self._store.release(asked.key)
+
+    async def _attempt(
+        self, asked: Asked, course: Course, known: dict[int, _Judged], ticket: _Ticket, n: int
+    ) -> Decision:
+        """One exchange; raw and on disk, with what was made of it, before its slot is free again."""
+        rerouted = without_provider(asked.body, course.avoid) if course.avoid else None
+        text = canonical_json(rerouted) if rerouted else asked.text
+        self._run.tally.sent += 1
+        exchange = await ticket.client.post(asked.path, text)
+        response = exchange.response
+        try:
+            verdict = self._classify(asked, response)
+            judged = known[n] = self._judged(exchange, verdict)
             decision = course.decide(n, response.status, verdict)
-            if decision.next is Next.SETTLE and decision.attempt is not None:
-                await asyncio.wrap_future(self._store.put(asked, decision.attempt))
-                return
-            if decision.next is Next.STOP:
-                self.stop(GenerationError(f"{_line(verdict.reason)}; stopped, every answer so far is kept"))
-                raise Stopped
-            if decision.next is Next.GIVE_UP:
-                self.missing[asked.key] = _line(exchange.problem or verdict.reason)
-                return
-            await self._pause(decision.wait_s)
+        except Exception:
+            await self._store.record_response(asked, n, response, exchange.problem)
+            raise
+        final = decision.next is Next.SETTLE and decision.attempt == n
+        await self._store.finish(
+            *(asked, n, response, exchange.problem, judged.outcome, judged.answer if final else None)
+        )
+        self._book(ticket, judged.outcome, verdict)
+        return decision
 
-    async def _recalled(self, asked: Asked, past: Attempt, course: Course) -> bool:
-        """Whether an earlier run's exchange settles this request after all, without sending."""
-        if past.response is None:
-            return False
-        response = past.response
-        verdict = classify(response.status, response.headers, response.body, asked.body)
-        settles_with = course.recall(past.n, response.status, verdict)
-        if settles_with is None:
-            return False
-        if settles_with == past.n:
-            await self._record(asked, past.n, Exchange(response, past.problem), verdict)
-        await asyncio.wrap_future(self._store.put(asked, settles_with))
-        return True
+    def _book(self, ticket: _Ticket, outcome: Outcome, verdict: Verdict) -> None:
+        tally = self._run.tally
+        tally.completion_tokens += outcome.completion_tokens or 0
+        met = Met.PUSHBACK if verdict.pushback else Met.FAILURE
+        if verdict.action is not Action.RETRY:
+            met = Met.ANSWER
+            tally.answers += 1
+        self._run.settle(self._dataset, ticket.bound_usd or 0.0, outcome.cost_usd)
+        self._line.done(ticket.slot, met, verdict.retry_after_s, outcome.detail)
 
-    async def _attempt(self, asked: Asked, avoid: str | None) -> tuple[int, Exchange]:
-        """One exchange, raw and on disk."""
-        async with self._slots:
-            self._check_going()
-            client = await self._connect()
-            text = canonical_json(without_provider(asked.body, avoid)) if avoid else asked.text
-            n = await asyncio.wrap_future(self._store.begin_attempt(asked.key, avoid))
-            self.sent += 1
-            exchange = await client.post(asked.path, text)
-            kept = self._store.record_response(asked.key, n, exchange.response, exchange.problem)
-            await asyncio.wrap_future(kept)
-            return n, exchange
+    async def _settle(self, asked: Asked, n: int, judged: _Judged) -> Response:
+        """Make an attempt that is recorded already the answer."""
+        exchange = judged.exchange
+        await self._store.finish(asked, n, exchange.response, exchange.problem, judged.outcome, judged.answer)
+        return judged.answer
 
-    async def _record(self, asked: Asked, n: int, exchange: Exchange, verdict: Verdict) -> None:
-        cost, source = verdict.cost_usd, verdict.cost_source
+    def _classify(self, asked: Asked, response: Response) -> Verdict:
+        body = {**asked.body, "stream": True} if self._transport.stream else asked.body
+        verdict = classify(response.status, response.headers, response.body, body, datetime.now(UTC))
+        avoid = verdict.avoid_provider
+        if avoid and without_provider(asked.body, avoid) is None:  # there is nobody else to ask
+            return replace(verdict, avoid_provider=None)
+        return verdict
+
+    def _judged(self, exchange: Exchange, verdict: Verdict) -> _Judged:
+        model, prompt_tokens, completion_tokens = model_and_counts(verdict.body)
+        cost, source, price = verdict.cost_usd, verdict.cost_source, self._transport.price
         if exchange.never_sent:
             cost, source = 0.0, "none"
-        elif source == "estimated" and self._transport.price is not None:
-            cost = _estimate(verdict, self._transport.price)
-        self.cost_usd += cost or 0.0
-        detail = _line(": ".join(part for part in (exchange.problem, verdict.reason) if part))
-        await asyncio.wrap_future(
-            self._store.record_outcome(
-                asked.key, n, verdict.action.value, detail, verdict.generation_id, cost, source
-            )
+        elif source == "estimated" and price is not None:
+            cost = ((prompt_tokens or 0) * price.prompt + (completion_tokens or 0) * price.completion) / 1e6
+        detail = ": ".join(part for part in (exchange.problem, verdict.reason) if part)
+        outcome = Outcome(
+            *(verdict.action.value, " ".join(detail.split()), verdict.generation_id, cost, source),
+            *(model, prompt_tokens, completion_tokens),
         )
-
-    def _check_going(self) -> None:
-        """Spending is checked before each send; what is in flight then may still exceed the limit."""
-        limit = self._max_cost_usd
-        if limit is not None and self.cost_usd >= limit:
-            self.stop(
-                GenerationError(
-                    f"runtime.max_cost_usd: {self.cost_usd:.4f} of {limit:.4f} US dollars are spent; every "
-                    "answer so far is kept: raise the limit and run again"
-                )
-            )
-        if self._stopping.is_set():
-            raise Stopped
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, unless the run stops first."""
-        if seconds > 0:
-            sleeping = asyncio.ensure_future(self._sleep(seconds))
-            stopping = asyncio.ensure_future(self._stopping.wait())
-            try:
-                await asyncio.wait((sleeping, stopping), return_when=asyncio.FIRST_COMPLETED)
-                if sleeping.done():
-                    sleeping.result()
-            finally:
-                sleeping.cancel()
-                stopping.cancel()
-        if self._stopping.is_set():
-            raise Stopped
+        return _Judged(exchange, outcome, _as_plain(exchange.response, verdict))
 
 
-def _estimate(verdict: Verdict, price: Price) -> float | None:
-    """Tokens times price, where the endpoint reports tokens and no cost."""
-    if verdict.body is None:
-        return None
-    try:
-        usage = read_answer(verdict.body).usage
-    except UnreadableAnswer:
-        return None
-    tokens = (usage.prompt_tokens or 0) * price.prompt + (usage.completion_tokens or 0) * price.completion
-    return tokens / 1_000_000
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def _as_plain(response: Response, verdict: Verdict) -> Response:
+    """What a plain request would have brought, if this was a stream that was asked for and is whole."""
+    if verdict.body is None or not verdict.streamed:
+        return response
+    # ASCII: half a character, which has no other form in UTF-8, stays what it is.
+    body = json.dumps(verdict.body, separators=(",", ":")).encode()
+    headers = {name: value for name, value in response.headers.items() if name not in _OF_THE_STREAM}
+    return Response(response.status, {**headers, "content-type": "application/json"}, body)

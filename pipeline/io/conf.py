@@ -83,10 +83,14 @@ def load_target(name: str, root: Path) -> Target:
     return _check(Target, _read(_file("target", name, root, "target")), f"conf/target/{name}.yaml")
 
 
+def load_provider(name: str, root: Path) -> Provider:
+    """One provider by itself, without overrides."""
+    return _check(Provider, _read(_file("provider", name, root, "provider")), f"conf/provider/{name}.yaml")
+
+
 def load_transport(provider: str, root: Path) -> Transport:
     """How a provider is reached: read straight from conf/, so that no stage depends on it."""
-    tree = _read(_file("provider", provider, root, "provider"))
-    return _check(Provider, tree, f"conf/provider/{provider}.yaml").transport
+    return load_provider(provider, root).transport
 
 
 def load_runtime(root: Path) -> Runtime:

@@ -1,9 +1,9 @@
-"""Request keys <-> raw answers in one SQLite file: what was paid for is here, whole, before it is read.
+"""Request keys <-> raw answers in one SQLite file: what was paid for is here, whole, before it is used.
 
 Three tables. `responses`: the final answer of a request. `attempts`: every exchange, from the moment
 before it is sent; its raw answer stays here until it is settled. `leases`: who is asking right now,
 so that two runs never buy one answer twice. All writes go through one thread that commits them in
-batches (pipeline.io.store_writer), so a write's Future is done only when it is safe on disk.
+batches (pipeline.io.store_writer), so a write is done only when it is safe on disk.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,21 +23,17 @@ import zstandard
 
 from pipeline.core.turns import Asked, Response
 from pipeline.errors import GenerationError
-from pipeline.io.lease_owner import may_live, new_owner
+from pipeline.io import store_writes as writes
+from pipeline.io.lease_owner import new_owner
 from pipeline.io.store_file import connect, prepare
-from pipeline.io.store_writer import Writer
+from pipeline.io.store_writer import Writer, Written
+from pipeline.io.store_writes import Claim, Finish, LeaseLost, Outcome, Start, Started
+
+__all__ = ["Attempt", "Claim", "LeaseLost", "Outcome", "Started", "Store", "Unpriced"]
 
 LEASE_S = 120.0
 """A lease is renewed while its process lives; after this long without, another may take over."""
 _HEARTBEAT_S = 20.0
-
-
-class Claim(StrEnum):
-    """What came of the wish to ask for a key."""
-
-    WON = "won"
-    TAKEN = "taken"
-    ANSWERED = "answered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,7 @@ class Attempt:
     """One exchange as recorded. `response` None: none came, or it is settled and in `responses`.
 
     `ended` None: the process died while the request was out; it may have been paid for.
+    `bound_usd`: the most that it can have cost, where that was reckoned.
     """
 
     n: int
@@ -58,10 +54,21 @@ class Attempt:
     detail: str | None
     cost_usd: float | None
     cost_source: str | None
+    bound_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpriced:
+    """An exchange whose cost nobody told yet, though the endpoint may know it by its generation id."""
+
+    key: str
+    n: int
+    generation_id: str
+    bound_usd: float | None
 
 
 class Store:
-    """Open store. Reads are direct; writes return Futures. API keys never come near it."""
+    """Open store. Reads are direct; writes return `Written`. API keys never come near it."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S) -> None:
         self.path = path
@@ -69,8 +76,14 @@ class Store:
         self._lease_s = lease_s
         self._owner = new_owner()
         self._lock = threading.Lock()
-        self._compressor = zstandard.ZstdCompressor(level=3)  # used in the writer's thread only
-        self._decompressor = zstandard.ZstdDecompressor()  # used under the lock only
+        # The checksum shows a flipped bit, which else unpacks to another text in two of three cases.
+        self._pack = zstandard.ZstdCompressor(level=3, write_checksum=True).compress  # writer's thread only
+        self._unpack = zstandard.ZstdDecompressor().decompress  # used under the lock only
+        # A handler must be the same object at each call, for writes of one kind to go together.
+        self._start = partial(writes.start, self._owner, clock, lease_s)
+        self._begin = partial(writes.begin, self._owner, clock, lease_s)
+        self._finish = partial(writes.finish, self._owner, clock, self._pack)
+        self._release = partial(writes.release, self._owner)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._reader = connect(path)
@@ -91,7 +104,7 @@ class Store:
 
     def close(self) -> None:
         """Write what waits, give up this process's leases."""
-        self._writer.submit(lambda db: db.execute("DELETE FROM leases WHERE owner = ?", (self._owner,)))
+        self._writer.submit(writes.release_all, self._owner)
         self._writer.close()
         self._reader.close()
 
@@ -99,23 +112,19 @@ class Store:
 
     def get(self, key: str) -> Response | None:
         """The final answer of a request."""
-        return self.get_many([key]).get(key)
+        rows = self._read("SELECT status, headers, body FROM responses WHERE key = ?", key)
+        return self._response(*rows[0]) if rows else None
 
     def get_many(self, keys: Iterable[str]) -> dict[str, Response]:
         """Final answers of those requests that have one."""
-        found = {}
-        for key in keys:
-            for status, headers, body in self._read(
-                "SELECT status, headers, body FROM responses WHERE key = ?", key
-            ):
-                found[key] = self._response(status, headers, body)
-        return found
+        found = ((key, self.get(key)) for key in keys)
+        return {key: response for key, response in found if response is not None}
 
     def attempts(self, key: str) -> list[Attempt]:
         """Every exchange of one request, in order."""
         rows = self._read(
             "SELECT n, started, ended, avoided, status, headers, body, problem, outcome, detail, cost_usd, "
-            "cost_source FROM attempts WHERE key = ? ORDER BY n",
+            "cost_source, bound_usd FROM attempts WHERE key = ? ORDER BY n",
             key,
         )
         return [
@@ -127,114 +136,73 @@ class Store:
             for n, started, ended, avoided, status, headers, body, *rest in rows
         ]
 
+    def unpriced(self, identity: str, since: float = 0.0) -> list[Unpriced]:
+        """Exchanges with this endpoint that began at `since` or later and whose cost is still unknown."""
+        with self._lock:
+            rows = self._reader.execute(
+                "SELECT key, n, generation_id, bound_usd FROM attempts WHERE identity = ? AND started >= ? "
+                "AND cost_source = 'unknown' AND generation_id IS NOT NULL ORDER BY started",
+                (identity, since),
+            ).fetchall()
+        return [Unpriced(*row) for row in rows]
+
     def _read(self, statement: str, key: str) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._reader.execute(statement, (key,)).fetchall()
 
     def _response(self, status: int | None, headers: str, body: bytes) -> Response:
         with self._lock:
-            return Response(status, json.loads(headers), self._decompressor.decompress(body))
+            return Response(status, json.loads(headers), self._unpack(body))
 
     # --- writes --------------------------------------------------------------------------------
 
-    def claim(self, key: str) -> Future[Claim]:
-        """Ask for the right to send this request; `release` or `put` gives it back."""
+    def start(self, asked: Asked, bound_usd: float | None = None) -> Written[Started]:
+        """Ask for the right to send this request, and record that it goes out if nothing was asked before.
 
-        def claim(db: sqlite3.Connection) -> Claim:
-            if db.execute("SELECT 1 FROM responses WHERE key = ?", (key,)).fetchone():
-                return Claim.ANSWERED
-            now = self._clock()
-            held = db.execute("SELECT owner, expires FROM leases WHERE key = ?", (key,)).fetchone()
-            if held is not None and held[1] > now and may_live(held[0]):
-                return Claim.TAKEN
-            db.execute("REPLACE INTO leases VALUES (?, ?, ?)", (key, self._owner, now + self._lease_s))
-            return Claim.WON
+        `n` of the result is the number of that attempt; 0: earlier ones must be looked at first, or the
+        claim was not won. `release`, or `finish` with an answer, gives the right back.
+        """
+        return self._writer.submit(self._start, Start(asked.key, asked.identity, None, bound_usd))
 
-        return self._writer.submit(claim)
-
-    def begin_attempt(self, key: str, avoided: str | None = None) -> Future[int]:
-        """Record, before sending, that an attempt goes out; its number.
+    def begin_attempt(
+        self, asked: Asked, avoided: str | None = None, bound_usd: float | None = None
+    ) -> Written[int]:
+        """Record, before sending, that one more attempt goes out; its number.
 
         Raises LeaseLost if another process took over meanwhile (this one was asleep too long).
         """
-
-        def begin(db: sqlite3.Connection) -> int:
-            now = self._clock()
-            held = "UPDATE leases SET expires = ? WHERE key = ? AND owner = ?"
-            if db.execute(held, (now + self._lease_s, key, self._owner)).rowcount != 1:
-                raise LeaseLost(key)
-            last = db.execute("SELECT max(n) FROM attempts WHERE key = ?", (key,)).fetchone()[0]
-            n = 1 + (last or 0)
-            statement = "INSERT INTO attempts (key, n, started, avoided) VALUES (?, ?, ?, ?)"
-            db.execute(statement, (key, n, now, avoided))
-            return n
-
-        return self._writer.submit(begin)
+        return self._writer.submit(self._begin, Start(asked.key, asked.identity, avoided, bound_usd))
 
     def record_response(
-        self, key: str, n: int, response: Response, problem: str | None = None
-    ) -> Future[None]:
-        """Keep what came, raw, before anyone looks at it. `problem`: how the exchange broke off."""
+        self, asked: Asked, n: int, response: Response, problem: str | None = None
+    ) -> Written[None]:
+        """Keep what came, raw, when nothing could be made of it. `problem`: how the exchange broke off."""
+        return self._writer.submit(self._finish, Finish(asked, n, response, problem))
 
-        def record(db: sqlite3.Connection) -> None:
-            body = self._compressor.compress(response.body)
-            db.execute(
-                "UPDATE attempts SET ended = ?, status = ?, headers = ?, body = ?, problem = ? "
-                "WHERE key = ? AND n = ?",
-                (self._clock(), response.status, json.dumps(dict(response.headers)), body, problem, key, n),
-            )
-
-        return self._writer.submit(record)
-
-    def record_outcome(
+    def finish(
         self,
-        key: str,
+        asked: Asked,
         n: int,
-        outcome: str,
-        detail: str,
-        generation_id: str | None,
-        cost_usd: float | None,
-        cost_source: str,
-    ) -> Future[None]:
-        """Keep what was made of an attempt's answer, and what it cost."""
+        response: Response,
+        problem: str | None,
+        outcome: Outcome,
+        answer: Response | None = None,
+    ) -> Written[None]:
+        """Keep what came, raw, and what was made of it; with `answer`, it is final and the lease ends.
 
-        def record(db: sqlite3.Connection) -> None:
-            db.execute(
-                "UPDATE attempts SET outcome = ?, detail = ?, generation_id = ?, cost_usd = ?, "
-                "cost_source = ? WHERE key = ? AND n = ?",
-                (outcome, detail, generation_id, cost_usd, cost_source, key, n),
-            )
+        `answer` is `response` itself, or what was assembled from a stream. A first answer stands. May be
+        called again for an attempt, when an earlier one turns out to be the last word.
+        """
+        return self._writer.submit(self._finish, Finish(asked, n, response, problem, outcome, answer))
 
-        return self._writer.submit(record)
+    def book(self, unpriced: Unpriced, cost_usd: float) -> Written[None]:
+        """The endpoint told what an exchange of unknown cost has cost."""
+        return self._writer.submit(writes.book, (unpriced.key, unpriced.n, cost_usd))
 
-    def put(self, asked: Asked, n: int) -> Future[None]:
-        """Make attempt `n` the final answer of the request and end the lease. A first answer stands."""
-
-        def put(db: sqlite3.Connection) -> None:
-            request = self._compressor.compress(asked.text.encode())
-            db.execute(
-                "INSERT INTO responses SELECT key, ?, ?, ?, n, status, headers, body, generation_id, "
-                "cost_usd, cost_source, ? FROM attempts WHERE key = ? AND n = ? ON CONFLICT (key) DO NOTHING",
-                (asked.identity, asked.path, request, self._clock(), asked.key, n),
-            )
-            (kept,) = db.execute("SELECT attempt FROM responses WHERE key = ?", (asked.key,)).fetchone()
-            if kept == n:
-                db.execute("UPDATE attempts SET body = NULL WHERE key = ? AND n = ?", (asked.key, n))
-            self._release(db, asked.key)
-
-        return self._writer.submit(put)
-
-    def release(self, key: str) -> Future[None]:
+    def release(self, key: str) -> Written[None]:
         """Let others ask for this key."""
-        return self._writer.submit(lambda db: self._release(db, key))
-
-    def _release(self, db: sqlite3.Connection, key: str) -> None:
-        db.execute("DELETE FROM leases WHERE key = ? AND owner = ?", (key, self._owner))
+        return self._writer.submit(self._release, key)
 
     def _renew(self, db: sqlite3.Connection) -> None:
         expires = self._clock() + self._lease_s
         db.execute("UPDATE leases SET expires = ? WHERE owner = ?", (expires, self._owner))
-
-
-class LeaseLost(Exception):
-    """Another process has taken over this key; claim it again before sending."""

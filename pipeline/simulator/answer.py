@@ -50,20 +50,33 @@ def answer_body(generation: Generation, profile: Profile) -> dict[str, Any]:
     return body
 
 
-def _usage(generation: Generation, reasoning_tokens: int, price: Price) -> dict[str, Any]:
+def counts_of(generation: Generation) -> tuple[int, int]:
+    """Tokens of prompt and completion as the provider counts them, shown or not."""
     habits, native = generation.served.habits, generation.native
     prompt, completion = len(generation.prompt), len(native.ids)
     if native.ids[-1] == END and not habits.counts_end:
         completion -= 1
     if habits.usage == "wrong":
         completion = max(1, completion + Chance(generation.key, "usage").pick(_OFF_BY))
+    return prompt, completion
+
+
+def cost_of(generation: Generation, price: Price) -> float:
+    """US dollars; what `usage.cost` says, shown or not."""
+    prompt, completion = counts_of(generation)
+    return round(prompt * price.prompt / 1e6 + completion * price.completion / 1e6, 12)
+
+
+def _usage(generation: Generation, reasoning_tokens: int, price: Price) -> dict[str, Any]:
+    habits = generation.served.habits
+    prompt, completion = counts_of(generation)
     prompt_cost = prompt * price.prompt / 1e6
     completion_cost = completion * price.completion / 1e6
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "cost": round(prompt_cost + completion_cost, 12),
+        "cost": cost_of(generation, price),
         "is_byok": False,
         "prompt_tokens_details": {"cached_tokens": 0},
         "cost_details": {

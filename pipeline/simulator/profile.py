@@ -116,10 +116,24 @@ class Faults(_Part):
     error_in_choice: Rate = 0.0
     no_choices: Rate = 0.0
     only_padding: Rate = 0.0
+    stream_error: Rate = 0.0
+    """Streams only: an error chunk after partial text."""
+    stream_cut: Rate = 0.0
+    """Streams only: a clean end without finish reason and end mark."""
+    stream_broken: Rate = 0.0
+    """Streams only: the connection breaks inside an event."""
     padded: Rate = 0.0
     """Good answers with blank lines before the JSON."""
     empty_error: Rate = 0.0
     """Good answers with an empty `error` object."""
+    no_done: Rate = 0.0
+    """Good streams without `[DONE]`."""
+    keep_alives: Rate = 0.0
+    """Good streams with many comments and blank lines between events."""
+    most_in_flight: int | None = None
+    """Requests answered at once; one more gets 429. Such a refusal is no attempt of its request."""
+    in_flight_budget: float | None = None
+    """US dollars that requests in flight may cost at most together; one more gets 402, no attempt either."""
 
 
 class Price(_Part):

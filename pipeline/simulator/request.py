@@ -27,6 +27,7 @@ class Asked:
     tools: tuple[Mapping[str, Any], ...]
     max_tokens: int | None
     thinking: bool
+    streamed: bool
     hides_reasoning: bool
 
     @property
@@ -55,8 +56,8 @@ def read_request(body: object) -> Asked:
     tools = [] if body.get("tools") is None else body["tools"]
     if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
         raise BadRequest("tools: an array of objects is needed")
-    if body.get("stream"):
-        raise BadRequest("stream: this endpoint answers in one piece")
+    if not isinstance(body.get("stream"), bool | None):
+        raise BadRequest("stream: true or false is needed")
     max_tokens = body.get("max_completion_tokens", body.get("max_tokens"))
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise BadRequest("max_tokens: a number from 1 up is needed")
@@ -67,6 +68,7 @@ def read_request(body: object) -> Asked:
         tools=tuple(tools),
         max_tokens=max_tokens,
         thinking=_thinking(body),
+        streamed=body.get("stream") is True,
         hides_reasoning=_object(body, "reasoning").get("exclude") is True
         or body.get("include_reasoning") is False,
     )
@@ -88,10 +90,10 @@ def _check_message(message: Mapping[str, Any], place: str) -> None:
 
 
 def request_hash(body: Mapping[str, Any]) -> str:
-    """Equal for equal bodies, whatever the order of their fields. Inside a field order counts: a template
-    prints an object's keys as they come."""
+    """Equal for equal bodies, whatever the order of their fields and whether they ask for a stream.
+    Inside a field order counts: a template prints an object's keys as they come."""
     try:
-        ordered = dict(sorted(body.items()))
+        ordered = {name: body[name] for name in sorted(body) if name not in ("stream", "stream_options")}
         canonical = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as broken:
         raise BadRequest(f"the body holds a lone surrogate: {broken.reason}") from None

@@ -1,8 +1,11 @@
 """Profile + seed -> an HTTP application that answers like OpenRouter in front of several providers.
 
-    POST /chat/completions, /v1/chat/completions    one answer; depends only on (body, profile, seed)
+    POST /chat/completions, /v1/chat/completions    one answer; depends only on (body, profile, seed),
+                                                    the same whole or as a stream (`"stream": true`)
+    GET  /generation?id=..., /v1/generation         what one attempt cost, whether its answer arrived or not
     GET  /health                                    profile and seed, once all is loaded
     GET  /stats                                     requests, distinct requests, statuses, faults, dollars
+                                                    billed, attempts billed, most requests in flight
     POST /truth   {"ids": [generation id, ...]}     {id: truth or null}, for answers of this process
     GET  /truth?id=...  or  ?request_hash=...       one of them (404 if it was never asked here)
 
@@ -10,11 +13,13 @@ A truth is what reports and tests compare with, and is never part of an answer:
     {"id", "request_hash", "provider", "prompt_ids", "completion_ids", "ending", "notes"}
 `pipeline.simulator.native.truth(body, profile, seed)` gives the same without a server (answers may have
 been replayed from a store); `pipeline.simulator.process.truth_for(base_url, ids)` asks for many.
+
+An answer has the same id whenever it is given; an attempt that fails has one of its own, so that each
+can be asked for its bill.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import zlib
 from collections import Counter, OrderedDict
@@ -23,14 +28,18 @@ from typing import Any
 
 from aiohttp import web
 
-from pipeline.simulator import faults
+from pipeline.simulator import faults, stream_faults
 from pipeline.simulator.answer import answer_body
+from pipeline.simulator.bills import Bills
 from pipeline.simulator.chance import Chance
-from pipeline.simulator.faults import Reply
-from pipeline.simulator.native import generate, generation_id, truth_of
+from pipeline.simulator.limits import Limits, OverLimit
+from pipeline.simulator.native import Generation, generate, generation_id, truth_of
 from pipeline.simulator.process import Running, serve, truth_for
 from pipeline.simulator.profile import load_profile
+from pipeline.simulator.reply import Reply, refusal
 from pipeline.simulator.request import BadRequest, read_request
+from pipeline.simulator.sending import send
+from pipeline.simulator.stream import check_streamable
 from pipeline.simulator.texts import DEFAULT_FOLDER, load_corpus
 
 __all__ = ["Running", "make_app", "serve", "truth_for"]
@@ -51,24 +60,34 @@ class Endpoint:
         self._bodies: OrderedDict[str, bytes] = OrderedDict()
         self._statuses: Counter[int] = Counter()
         self._faults: Counter[str] = Counter()
-        self._cost = 0.0
-        self._answer({"model": "warm-up", "messages": [{"role": "user", "content": "Loads all there is."}]})
+        self._bills = Bills(self.profile.price)
+        self._limits = Limits(self.profile)
+        self._generate({"model": "warm-up", "messages": [{"role": "user", "content": "Loads all there is."}]})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """POST /chat/completions."""
-        generation = ""
+        raw = await request.read()
         try:
-            body = json.loads(await request.read())
-            reply, generation = self._attempt(body)
-            if self.profile.latency_s:
-                part = 0.5 + Chance(generation, "latency").share()
-                await asyncio.sleep(self.profile.latency_s * part)
+            self._limits.check_number()
+            generation = self._generate(_json(raw))
+            check_streamable(generation)
+            with self._limits.in_flight(generation):
+                return await self._answer(request, generation)
+        except OverLimit as over:
+            self._faults[over.limit] += 1
+            reply = over.reply
         except BadRequest as refused:
-            reply = faults.refusal(refused.status, str(refused))
-        except ValueError:
-            reply = faults.refusal(400, "the body is no JSON")
+            reply = refusal(refused.status, str(refused))
         self._statuses[reply.status] += 1
-        return await _send(request, reply, generation)
+        return await send(request, reply)
+
+    async def bill(self, request: web.Request) -> web.StreamResponse:
+        """GET /generation."""
+        wanted = request.query.get("id", "")
+        told = self._bills.tell(wanted)
+        if told is None:
+            return await send(request, refusal(404, f"Generation {wanted} not found"))
+        return web.json_response({"data": told})
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health."""
@@ -82,7 +101,9 @@ class Endpoint:
                 "distinct_requests": len(self._attempts),
                 "by_status": {str(status): count for status, count in sorted(self._statuses.items())},
                 "faults": dict(sorted(self._faults.items())),
-                "cost": self._cost,
+                "cost": self._bills.cost,
+                "billed": self._bills.paid,
+                "most_in_flight": self._limits.most,
             }
         )
 
@@ -101,21 +122,37 @@ class Endpoint:
         wanted = (await request.json())["ids"]
         return web.json_response({one: self._truth(one) for one in wanted})
 
-    def _attempt(self, body: Any) -> tuple[Reply, str]:
-        answer, key, request_hash = self._answer(body)
-        digest = int(request_hash[:15], 16)
-        self._attempts[digest] += 1
-        self._remember(answer["id"], body)
-        fault = faults.choose(self.profile.faults, key, self._attempts[digest])
-        if fault is None:
-            self._cost += (answer.get("usage") or {}).get("cost", 0.0)
-            return faults.good(answer, self.profile.faults, key), answer["id"]
-        self._faults[fault] += 1
-        return faults.broken(fault, answer, self.profile.faults, key, self._attempts[digest]), answer["id"]
+    async def _answer(self, request: web.Request, generation: Generation) -> web.StreamResponse:
+        reply, attempt_id = self._attempt(generation)
+        self._statuses[reply.status] += 1
+        latency = self.profile.latency_s * (0.5 + Chance(attempt_id, "latency").share())
+        try:
+            return await send(request, reply, attempt_id, latency)
+        except ConnectionResetError:
+            self._bills.cancel(attempt_id)
+            raise
 
-    def _answer(self, body: Any) -> tuple[dict[str, Any], str, str]:
-        generation = generate(read_request(body), self.profile, self.seed, self._corpus)
-        return answer_body(generation, self.profile), generation.key, generation.asked.hash
+    def _attempt(self, generation: Generation) -> tuple[Reply, str]:
+        asked, given = generation.asked, self.profile.faults
+        digest = int(asked.hash[:15], 16)
+        self._attempts[digest] += 1
+        attempt = self._attempts[digest]
+        self._remember(generation.id, asked.body)
+        body = answer_body(generation, self.profile)
+        form = stream_faults if asked.streamed else faults
+        fault = faults.choose(given, generation.key, attempt, streamed=asked.streamed)
+        if fault is None:
+            attempt_id, reply = generation.id, form.good(body, given, generation.key)
+        else:
+            self._faults[fault] += 1
+            attempt_id = generation_id(self.profile, self.seed, f"{asked.hash}/{attempt}")
+            body["id"] = attempt_id
+            reply = form.broken(fault, body, given, generation.key, attempt)
+        self._bills.book(attempt_id, generation, generation.native.ending, reply.bill)
+        return reply, attempt_id
+
+    def _generate(self, body: Any) -> Generation:
+        return generate(read_request(body), self.profile, self.seed, self._corpus)
 
     def _remember(self, generation: str, body: Any) -> None:
         if generation not in self._bodies:
@@ -127,23 +164,14 @@ class Endpoint:
         packed = self._bodies.get(generation)
         if packed is None:
             return None
-        asked = read_request(json.loads(zlib.decompress(packed)))
-        return truth_of(generate(asked, self.profile, self.seed, self._corpus)).as_dict()
+        return truth_of(self._generate(json.loads(zlib.decompress(packed)))).as_dict()
 
 
-async def _send(request: web.Request, reply: Reply, generation: str) -> web.StreamResponse:
-    headers = {"Content-Type": reply.content_type, **reply.headers}
-    if generation:
-        headers["X-Generation-Id"] = generation
-    if not reply.promised:
-        return web.Response(status=reply.status, body=reply.body, headers=headers)
-    response = web.StreamResponse(status=reply.status, headers=headers)
-    response.content_length = len(reply.body) + reply.promised
-    await response.prepare(request)
-    await response.write(reply.body)
-    if request.transport is not None:
-        request.transport.close()
-    return response
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise BadRequest("the body is no JSON") from None
 
 
 def make_app(profile_name: str, seed: int = 0, corpus: Path = DEFAULT_FOLDER) -> web.Application:
@@ -152,6 +180,8 @@ def make_app(profile_name: str, seed: int = 0, corpus: Path = DEFAULT_FOLDER) ->
     app = web.Application(client_max_size=_LARGEST_REQUEST)
     app.router.add_post("/chat/completions", endpoint.complete)
     app.router.add_post("/v1/chat/completions", endpoint.complete)
+    app.router.add_get("/generation", endpoint.bill)
+    app.router.add_get("/v1/generation", endpoint.bill)
     app.router.add_get("/health", endpoint.health)
     app.router.add_get("/stats", endpoint.stats)
     app.router.add_get("/truth", endpoint.one_truth)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,12 +18,15 @@ import pyarrow as pa
 
 from pipeline.config import GenerateSettings, Runtime, Transport
 from pipeline.core.response_rows import response_rows
+from pipeline.core.tally import Tally
+from pipeline.core.turns import Asked, Response, replay
 from pipeline.errors import GenerationError, StageError
-from pipeline.io.asking import Sleep
-from pipeline.io.fetch import fetch, replay, run_loop
+from pipeline.io.fetch import Job, fetch, run_loop
 from pipeline.io.files import write_parquet_parts
 from pipeline.io.prompts import count_turns, read_prompts
+from pipeline.io.run import Sleep
 from pipeline.io.store import Store
+from pipeline.io.store_committed import import_committed
 from pipeline.io.store_location import store_path
 from pipeline.schemas import RESPONSES
 
@@ -45,19 +49,14 @@ def run(
     dataset, expected = out.stem, count_turns(prompts_path)
     path = store_path(root, runtime.store, simulator=settings.api.simulator is not None)
     with Store(path) as store:
-        asker = run_loop(
-            fetch(dataset, prompts_path, settings, transport, runtime, store, http=http, sleep=sleep)
-        )
-        if asker.missing and not settings.api.accept_missing:
-            often, times = Counter(asker.missing.values()).most_common(1)[0]
-            raise GenerationError(
-                f"{dataset}: {len(asker.missing)} requests have no answer ({times} times: {often}); the "
-                f"others are kept in {path}: run again to ask for these alone, or set api.accept_missing"
-            )
+        recall = partial(import_committed, store, root, dataset, settings)
+        job = Job(dataset, prompts_path, expected, settings, transport, store, recall)
+        asked = run_loop(fetch([job], runtime, label=f"generate {dataset}", http=http, sleep=sleep))
+        if asked.missing and not settings.api.accept_missing:
+            raise GenerationError(f"{dataset}: {missing_text(asked.missing)}, or set api.accept_missing")
         counts = _write(prompts_path, settings, store, out, expected)
     split = f"{counts['answers']} answers, {counts['failures']} failures"
-    cost = f"{asker.sent} requests sent, ${asker.cost_usd:.4f}"
-    return f"generate {dataset}: {expected} rows ({split}); {cost}"
+    return f"generate {dataset}: {expected} rows ({split}); {money_text(asked.tally)}"
 
 
 def _write(
@@ -66,9 +65,12 @@ def _write(
     """Every row, from the store alone. Raises StageError if they are not as many as the turns."""
     counts: Counter[str] = Counter()
 
+    def answer(asked: Asked) -> Response | None:
+        return store.get(asked.key)
+
     def parts() -> Iterator[pa.Table]:
         for prompts in read_prompts(prompts_path):
-            turns = [(prompt.prompt_id, replay(prompt, settings, store)) for prompt in prompts]
+            turns = [(prompt.prompt_id, replay(prompt, settings, answer)) for prompt in prompts]
             rows = [row for prompt_id, of_prompt in turns for row in response_rows(prompt_id, of_prompt)]
             counts.update("answers" if row["failure"] is None else "failures" for row in rows)
             yield pa.Table.from_pylist(rows, schema=RESPONSES)
@@ -77,3 +79,18 @@ def _write(
 
     write_parquet_parts(out, RESPONSES, parts())
     return counts
+
+
+def missing_text(missing: Mapping[str, str]) -> str:
+    """How many requests are without an answer, and what met them most often."""
+    often, times = Counter(missing.values()).most_common(1)[0]
+    return (
+        f"{len(missing)} requests have no answer ({times} times: {often}); the others are kept: run again to "
+        "ask for these alone"
+    )
+
+
+def money_text(tally: Tally) -> str:
+    """What was sent and what it cost."""
+    unknown = f", of it up to ${tally.unknown_usd:.4f} of unknown cost" if tally.unknown_usd else ""
+    return f"{tally.sent} requests sent, ${tally.spent_usd:.4f}{unknown}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,35 @@ from pipeline.schemas import PROMPTS
 from pipeline.stages.shell import parse_settings
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What one source gives. Rows in = prompts + rejects + duplicates + left out by `limit` or `sample`."""
+
+    prompts: list[Prompt]
+    rejects: list[Reject]
+    rows: int
+    duplicates: int
+    left_out: int
+
+
 def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
-    """Rows in = prompts + rejects + duplicates + left out by `limit` or `sample`."""
+    """Make a dataset's prompts and write them."""
+    made = make(dataset, subtree, root)
+    write(made, dataset, root / "build/prompts")
+    parts = [f"{len(made.rejects)} rejected", f"{made.duplicates} duplicates", f"{made.left_out} left out"]
+    return f"prompts {dataset}: {made.rows} rows -> {len(made.prompts)} prompts ({', '.join(parts)})"
+
+
+def write(made: Made, dataset: str, folder: Path) -> list[Path]:
+    """The stage's two files."""
+    paths = [folder / f"{dataset}.parquet", folder / f"{dataset}.rejects.parquet"]
+    write_parquet(paths[0], _table(made.prompts))
+    write_rejects(paths[1], made.rejects)
+    return paths
+
+
+def make(dataset: str, subtree: dict[str, Any], root: Path) -> Made:
+    """Prompts in memory. Raises SourceError when no row gives a prompt or a column is misspelt."""
     settings = parse_settings(PromptSettings, subtree, f"{dataset}.prompts")
     prompts: list[Prompt] = []
     rejects: list[Reject] = []
@@ -59,10 +87,7 @@ def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
     left_out = usable - len(prompts)
     if rows != len(prompts) + len(rejects) + duplicates + left_out:
         raise StageError(f"{dataset}: {rows} source rows are not all accounted for")
-    write_parquet(root / f"build/prompts/{dataset}.parquet", _table(prompts))
-    write_rejects(root / f"build/prompts/{dataset}.rejects.parquet", rejects)
-    parts = [f"{len(rejects)} rejected", f"{duplicates} duplicates", f"{left_out} left out"]
-    return f"prompts {dataset}: {rows} rows -> {len(prompts)} prompts ({', '.join(parts)})"
+    return Made(prompts, rejects, rows, duplicates, left_out)
 
 
 def _make(row: SourceRow, settings: PromptSettings) -> Prompt | Reject:

@@ -137,10 +137,18 @@ def test_the_simulators_identity_names_all_that_its_answers_follow_from():
 
 
 def test_a_reroute_adds_to_what_is_ignored_already():
-    body = {"model": "m", "provider": {"only": ["x"], "ignore": ["a"]}}
-    assert without_provider(body, "b")["provider"] == {"only": ["x"], "ignore": ["a", "b"]}
+    body = {"model": "m", "provider": {"ignore": ["a"]}}
+    assert without_provider(body, "b")["provider"] == {"ignore": ["a", "b"]}
     assert without_provider({"model": "m"}, "b")["provider"] == {"ignore": ["b"]}
     assert body["provider"]["ignore"] == ["a"]
+
+
+def test_a_reroute_leaves_the_others_that_are_allowed_and_is_none_where_there_are_none():
+    body = {"provider": {"only": ["moonshotai", "deepinfra/turbo", "novita"], "allow_fallbacks": False}}
+    routed = without_provider(body, "Moonshot AI")
+    assert routed["provider"] == {"only": ["deepinfra/turbo", "novita"], "allow_fallbacks": False}
+    assert without_provider(routed, "DeepInfra")["provider"]["only"] == ["novita"]
+    assert without_provider({"provider": {"only": ["moonshotai"]}}, "Moonshot AI") is None
 
 
 def _answer(finish="stop", native="stop", **message):

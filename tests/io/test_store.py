@@ -1,3 +1,5 @@
+import asyncio
+import json
 import os
 import sqlite3
 import subprocess
@@ -6,27 +8,39 @@ import threading
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from pipeline.core.turns import Asked, Response
 from pipeline.errors import GenerationError
 from pipeline.io.lease_owner import may_live, new_owner
-from pipeline.io.store import Claim, LeaseLost, Store
+from pipeline.io.store import Claim, LeaseLost, Outcome, Started, Store
 from pipeline.io.store_file import SCHEMA_VERSION
 from pipeline.io.store_location import store_path
 
+_OK = Outcome("ok", "a complete answer", "gen-1", 0.5, "usage", "m-served", 5, 4)
 _RAW = Response(200, {"content-type": "application/json"}, b' \n{"x": "\xe6\xbc\xa2"}')
 
 
 def _asked(key="k"):
-    return Asked(key, "here", "/chat/completions", {"model": "m", "key": key})
+    return Asked(
+        key, "here", "/chat/completions", {"model": "m", "key": key}, f'{{"key":"{key}","model":"m"}}'
+    )
+
+
+def _claim(store, key="k"):
+    return store.start(_asked(key)).result().claim
+
+
+def _begin(store, key="k"):
+    """The number of the attempt that goes out, after earlier ones too."""
+    started = store.start(_asked(key)).result()
+    assert started.claim is Claim.WON
+    return started.n or store.begin_attempt(_asked(key)).result()
 
 
 def _settle(store, key="k", response=_RAW):
-    assert store.claim(key).result() is Claim.WON
-    n = store.begin_attempt(key).result()
-    store.record_response(key, n, response).result()
-    store.record_outcome(key, n, "ok", "a complete answer", "gen-1", 0.5, "usage").result()
-    store.put(_asked(key), n).result()
+    n = _begin(store, key)
+    store.finish(_asked(key), n, response, None, _OK, response).result()
     return n
 
 
@@ -43,12 +57,11 @@ def test_answers_come_back_byte_for_byte_in_another_process_too(tmp_path):
 def test_a_response_is_on_disk_before_it_is_judged(tmp_path):
     path = tmp_path / "store.sqlite"
     with Store(path) as store:
-        store.claim("k").result()
-        n = store.begin_attempt("k", "Alpha").result()
+        n = store.start(_asked(), bound_usd=0.75).result().n
         with Store(path) as other:
             (begun,) = other.attempts("k")
-            assert (begun.n, begun.ended, begun.response, begun.avoided) == (1, None, None, "Alpha")
-        store.record_response("k", n, _RAW, "broke off").result()
+            assert (begun.n, begun.ended, begun.response, begun.bound_usd) == (1, None, None, 0.75)
+        store.record_response(_asked(), n, _RAW, "broke off").result()
         with Store(path) as other:
             (received,) = other.attempts("k")
             assert (received.response, received.problem, received.outcome) == (_RAW, "broke off", None)
@@ -58,34 +71,30 @@ def test_a_response_is_on_disk_before_it_is_judged(tmp_path):
 def test_every_attempt_stays_and_the_answer_is_kept_once(tmp_path):
     path = tmp_path / "store.sqlite"
     with Store(path) as store:
-        store.claim("k").result()
         bad = Response(500, {}, b"<html>")
-        first = store.begin_attempt("k").result()
-        store.record_response("k", first, bad).result()
-        store.record_outcome("k", first, "retry", "status 500", None, None, "unknown").result()
-        second = store.begin_attempt("k").result()
-        store.record_response("k", second, _RAW).result()
-        store.record_outcome("k", second, "ok", "complete", "gen-1", 0.5, "usage").result()
-        store.put(_asked(), second).result()
+        first = _begin(store)
+        failed = Outcome("retry", "status 500", None, None, "unknown")
+        store.finish(_asked(), first, bad, None, failed).result()
+        second = store.begin_attempt(_asked(), "Alpha").result()
+        store.finish(_asked(), second, _RAW, None, _OK, _RAW).result()
         one, two = store.attempts("k")
     assert (one.n, one.response, one.outcome, one.cost_source) == (1, bad, "retry", "unknown")
-    assert (two.n, two.response, two.outcome, two.cost_usd) == (2, None, "ok", 0.5)
+    assert (two.n, two.response, two.outcome, two.cost_usd, two.avoided) == (2, None, "ok", 0.5, "Alpha")
     rows = sqlite3.connect(path).execute(
-        "SELECT identity, path, attempt, generation_id, cost_usd FROM responses"
+        "SELECT identity, path, attempt, generation_id, cost_usd, sample, model, prompt_tokens, "
+        "completion_tokens FROM responses"
     )
-    assert rows.fetchall() == [("here", "/chat/completions", 2, "gen-1", 0.5)]
+    assert rows.fetchall() == [("here", "/chat/completions", 2, "gen-1", 0.5, 0, "m-served", 5, 4)]
 
 
 def test_a_first_answer_stands_and_a_second_is_kept_beside_it(tmp_path):
     path, now = tmp_path / "store.sqlite", [1000.0]
     with Store(path, clock=lambda: now[0]) as slow, Store(path, clock=lambda: now[0]) as quick:
-        slow.claim("k").result()
-        late = slow.begin_attempt("k").result()
+        late = _begin(slow)
         now[0] += 500
         assert _settle(quick) == late + 1
-        slow.record_response("k", late, Response(200, {}, b"late")).result()
-        slow.record_outcome("k", late, "ok", "complete", None, 0.5, "usage").result()
-        slow.put(_asked(), late).result()
+        too_late = Response(200, {}, b"late")
+        slow.finish(_asked(), late, too_late, None, _OK, too_late).result()
         assert slow.get("k") == _RAW
         assert [attempt.response and attempt.response.body for attempt in slow.attempts("k")] == [
             b"late",
@@ -93,46 +102,160 @@ def test_a_first_answer_stands_and_a_second_is_kept_beside_it(tmp_path):
         ]
 
 
-def test_putting_an_attempt_that_has_no_answer_is_an_error_and_harms_no_neighbour(tmp_path):
+def test_a_stream_stays_beside_the_answer_that_was_assembled_from_it(tmp_path):
+    stream, assembled = Response(200, {}, b"data: {}"), Response(200, {"a": "b"}, b'{"x":1}')
     with Store(tmp_path / "store.sqlite") as store:
-        store.claim("k").result()
-        n = store.begin_attempt("k").result()
-        wrong = store.put(_asked(), n)
-        right = store.claim("other")
-        with pytest.raises(sqlite3.IntegrityError):
-            wrong.result()
-        assert right.result() is Claim.WON
+        n = _begin(store)
+        store.finish(_asked(), n, stream, None, _OK, assembled).result()
+        assert store.get("k") == assembled
+        assert store.attempts("k")[0].response == stream
+
+
+def test_an_earlier_attempt_can_become_the_answer(tmp_path):
+    with Store(tmp_path / "store.sqlite") as store:
+        first = _begin(store)
+        store.finish(_asked(), first, _RAW, None, _OK).result()
         assert store.get("k") is None
+        ended = store.attempts("k")[0].ended
+        second = store.begin_attempt(_asked()).result()
+        store.finish(_asked(), second, Response(404, {}, b"none"), None, _OK).result()
+        store.finish(_asked(), first, _RAW, None, _OK, _RAW).result()
+        assert store.get("k") == _RAW
+        one, two = store.attempts("k")
+    assert (one.response, one.ended, two.response.body) == (None, ended, b"none")
+
+
+def test_hundreds_of_writes_at_once_are_all_carried_out(tmp_path):
+    with Store(tmp_path / "store.sqlite") as store:
+        keys = [f"k{n}" for n in range(700)]
+        started = [store.start(_asked(key)) for key in keys]
+        assert {one.result() for one in started} == {Started(Claim.WON, 1)}
+        bodies = {key: Response(200, {}, key.encode()) for key in keys}
+        done = [store.finish(_asked(key), 1, bodies[key], None, _OK, bodies[key]) for key in keys]
+        for one in done:
+            one.result()
+        assert store.get_many(keys) == bodies
+
+
+def test_a_write_is_awaited_in_an_event_loop(tmp_path):
+    async def many(store):
+        started = await asyncio.gather(*(_await(store.start(_asked(f"k{n}"))) for n in range(50)))
+        written = store.start(_asked("k0"))
+        written.result()
+        return {*started, await written}
+
+    async def _await(written):
+        return await written
+
+    with Store(tmp_path / "store.sqlite") as store:
+        assert asyncio.run(many(store)) == {Started(Claim.WON, 1), Started(Claim.TAKEN)}
+
+
+def test_a_write_that_fails_harms_no_neighbour(tmp_path):
+    with Store(tmp_path / "store.sqlite") as store:
+        bad = Asked("bad", None, "/p", {}, "{}")  # the identity may not be missing
+        for _ in range(3):
+            wrong, right = store.start(bad), store.start(_asked("other"))
+            with pytest.raises(sqlite3.IntegrityError):
+                wrong.result()
+            right.result()
+        assert _claim(store, "other") is Claim.TAKEN
 
 
 def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path):
-    def half(db):
+    def half(db, items):
         db.execute("INSERT INTO leases VALUES ('half', 'x', 1)")
         raise ValueError("half way")
 
     with Store(tmp_path / "store.sqlite") as store:
         with pytest.raises(ValueError, match="half way"):
-            store._writer.submit(half).result()
-        store.claim("k").result()
+            store._writer.submit(half, None).result()
+        _claim(store)
         with sqlite3.connect(store.path) as db:
             assert db.execute("SELECT key FROM leases").fetchall() == [("k",)]
+
+
+def test_costs_that_become_known_are_booked(tmp_path):
+    unknown = Outcome("ok", "a complete answer", "gen-1", None, "unknown")
+    with Store(tmp_path / "store.sqlite") as store:
+        n = store.start(_asked(), bound_usd=0.75).result().n
+        store.finish(_asked(), n, _RAW, None, unknown, _RAW).result()
+        (unpriced,) = store.unpriced("here")
+        assert (unpriced.key, unpriced.n, unpriced.generation_id, unpriced.bound_usd) == (
+            "k",
+            1,
+            "gen-1",
+            0.75,
+        )
+        assert store.unpriced("elsewhere") == []
+        store.book(unpriced, 0.125).result()
+        assert store.unpriced("here") == []
+        assert (store.attempts("k")[0].cost_usd, store.attempts("k")[0].cost_source) == (0.125, "generation")
+
+
+def test_a_store_of_schema_1_is_migrated_with_all_it_holds(tmp_path):
+    path = tmp_path / "store.sqlite"
+    body = {
+        "model": "m-served",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "a"}}],
+    }
+    body["usage"] = {"prompt_tokens": 7, "completion_tokens": 3, "cost": 0.5}
+    pack = zstandard.ZstdCompressor().compress
+    raw, request = pack(json.dumps(body).encode()), pack(b'{"messages":[],"model":"m"}')
+    old = sqlite3.connect(path)
+    old.executescript(
+        """
+CREATE TABLE responses (
+  key TEXT PRIMARY KEY, identity TEXT NOT NULL, path TEXT NOT NULL, request BLOB NOT NULL,
+  attempt INTEGER NOT NULL, status INTEGER, headers TEXT NOT NULL, body BLOB NOT NULL,
+  generation_id TEXT, cost_usd REAL, cost_source TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE attempts (
+  key TEXT NOT NULL, n INTEGER NOT NULL, started REAL NOT NULL, ended REAL, avoided TEXT,
+  status INTEGER, headers TEXT, body BLOB, problem TEXT,
+  outcome TEXT, detail TEXT, generation_id TEXT, cost_usd REAL, cost_source TEXT,
+  PRIMARY KEY (key, n));
+CREATE TABLE leases (key TEXT PRIMARY KEY, owner TEXT NOT NULL, expires REAL NOT NULL);
+PRAGMA user_version = 1;
+"""
+    )
+    with old:
+        old.execute(
+            "INSERT INTO responses VALUES ('k', 'here', '/p', ?, 1, 200, '{}', ?, 'g', 0.5, 'usage', 1.0)",
+            (request, raw),
+        )
+        old.execute("INSERT INTO attempts (key, n, started, outcome) VALUES ('k', 1, 0.5, 'ok')")
+        old.execute(
+            "INSERT INTO responses VALUES ('bad', 'here', '/p', ?, 1, 200, '{}', ?, 'g', 0.5, 'usage', 1.0)",
+            (request, b"damaged"),
+        )
+    old.close()
+    with Store(path) as store:
+        assert json.loads(store.get("k").body) == body
+        assert store.attempts("k")[0].outcome == "ok"
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    found = db.execute(
+        "SELECT key, model, prompt_tokens, completion_tokens, sample FROM responses ORDER BY key"
+    )
+    assert found.fetchall() == [("bad", None, None, None, 0), ("k", "m-served", 7, 3, 0)]
+    assert db.execute("SELECT identity FROM attempts").fetchall() == [("here",)]
 
 
 def test_a_key_is_claimed_by_one_at_a_time(tmp_path):
     path = tmp_path / "store.sqlite"
     with Store(path) as one, Store(path) as two:
-        assert one.claim("k").result() is Claim.WON
-        assert one.claim("k").result() is Claim.TAKEN
-        assert two.claim("k").result() is Claim.TAKEN
-        assert two.claim("other").result() is Claim.WON
+        assert _claim(one) is Claim.WON
+        assert _claim(one) is Claim.TAKEN
+        assert _claim(two) is Claim.TAKEN
+        assert _claim(two, "other") is Claim.WON
         one.release("k").result()
-        assert two.claim("k").result() is Claim.WON
+        assert _claim(two) is Claim.WON
         one.release("k").result()
-        assert one.claim("k").result() is Claim.TAKEN
+        assert _claim(one) is Claim.TAKEN
     with Store(path) as three:
-        assert three.claim("k").result() is Claim.WON
+        assert _claim(three) is Claim.WON
         _settle(three, "answered")
-        assert three.claim("answered").result() is Claim.ANSWERED
+        assert _claim(three, "answered") is Claim.ANSWERED
 
 
 def test_many_threads_and_one_winner_a_key(tmp_path):
@@ -141,8 +264,8 @@ def test_many_threads_and_one_winner_a_key(tmp_path):
     def race():
         with Store(path) as store:
             barrier.wait()
-            claims = [store.claim(f"k{n}") for n in range(50)]
-            wins.extend(n for n, claim in enumerate(claims) if claim.result() is Claim.WON)
+            claims = [store.start(_asked(f"k{n}")) for n in range(50)]
+            wins.extend(n for n, claim in enumerate(claims) if claim.result().claim is Claim.WON)
             barrier.wait()
 
     barrier = threading.Barrier(4)
@@ -157,14 +280,14 @@ def test_many_threads_and_one_winner_a_key(tmp_path):
 def test_a_lease_that_ran_out_is_taken_over_and_its_old_owner_may_not_send(tmp_path):
     path, now = tmp_path / "store.sqlite", [1000.0]
     with Store(path, clock=lambda: now[0]) as one, Store(path, clock=lambda: now[0]) as two:
-        assert one.claim("k").result() is Claim.WON
+        assert _claim(one) is Claim.WON
         now[0] += 119
-        assert two.claim("k").result() is Claim.TAKEN
+        assert _claim(two) is Claim.TAKEN
         now[0] += 2
-        assert two.claim("k").result() is Claim.WON
+        assert _claim(two) is Claim.WON
         with pytest.raises(LeaseLost):
-            one.begin_attempt("k").result()
-        assert two.begin_attempt("k").result() == 1
+            one.begin_attempt(_asked()).result()
+        assert two.begin_attempt(_asked()).result() == 2
 
 
 def test_leases_are_renewed_while_their_process_lives(tmp_path):
@@ -177,11 +300,11 @@ def test_leases_are_renewed_while_their_process_lives(tmp_path):
             renew(db)
             beaten.set()
 
-        one.claim("k").result()
+        _claim(one)
         before = sqlite3.connect(path).execute("SELECT expires FROM leases").fetchone()[0]
         one._writer._heartbeat = heartbeat
         assert beaten.wait(20)
-        one.claim("other").result()  # the transaction of the heartbeat is over
+        _claim(one, "other")  # the transaction of the heartbeat is over
         expires = dict(sqlite3.connect(path).execute("SELECT key, expires FROM leases").fetchall())
         assert expires["k"] > before
 
@@ -190,7 +313,9 @@ def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path):
     path = tmp_path / "store.sqlite"
     code = (
         "import os, sys; from pathlib import Path; from pipeline.io.store import Store\n"
-        "store = Store(Path(sys.argv[1])); assert store.claim('k').result() == 'won'\n"
+        "from pipeline.core.turns import Asked\n"
+        "store = Store(Path(sys.argv[1])); asked = Asked('k', 'here', '/p', {}, '{}')\n"
+        "assert store.start(asked).result().claim == 'won'\n"
         "print('ready', flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -198,10 +323,10 @@ def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path):
     )
     with child, Store(path) as store:
         assert child.stdout.readline() == "ready\n"
-        assert store.claim("k").result() is Claim.TAKEN
+        assert _claim(store) is Claim.TAKEN
         child.kill()
         child.wait()
-        assert store.claim("k").result() is Claim.WON
+        assert _claim(store) is Claim.WON
 
 
 def test_who_may_live():
@@ -233,9 +358,9 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(tmp_path):
 
 def test_a_write_that_fails_reaches_everyone_who_waits_for_it(tmp_path):
     with Store(tmp_path / "store.sqlite") as store:
-        store._writer.submit(lambda db: db.execute("PRAGMA query_only = 1")).result()
+        store._writer.submit(lambda db, items: [db.execute("PRAGMA query_only = 1") and None], None).result()
         with pytest.raises((GenerationError, sqlite3.OperationalError)):
-            store.claim("k").result()
+            store.start(_asked()).result()
 
 
 def test_the_file_is_named_by_the_environment_then_by_the_settings(tmp_path, monkeypatch):

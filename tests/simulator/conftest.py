@@ -88,3 +88,10 @@ def faulty_server():
     """A client of a server with profile mixed_faults."""
     with serve("mixed_faults", 7) as running, _client(running) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def stormy_server():
+    """A client of a server with profile stormy."""
+    with serve("stormy", 7) as running, _client(running) as client:
+        yield client

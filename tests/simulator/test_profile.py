@@ -16,8 +16,8 @@ def test_profiles_load(name):
     assert len(served) == len(set(served))
 
 
-def test_there_are_the_four_profiles():
-    assert set(_NAMES) >= {"default", "hostile", "mixed_faults", "plain"}
+def test_there_are_the_profiles_that_others_name():
+    assert set(_NAMES) >= {"default", "hostile", "mixed_faults", "plain", "stormy"}
 
 
 def test_default_loses_nothing_that_cannot_be_taken_back():

@@ -112,7 +112,7 @@ def test_a_prompt_does_not_remember_the_one_before():
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "tool_calls"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": {}}, "tools"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": [1]}, "tools"),
-        ({"messages": [{"role": "user", "content": "x"}], "stream": True}, "stream"),
+        ({"messages": [{"role": "user", "content": "x"}], "stream": "yes"}, "stream"),
         ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
     ],
