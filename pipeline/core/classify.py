@@ -100,6 +100,8 @@ def classify(
 def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
     """The JSON object of the body, or why there is none. Cut JSON is never repaired."""
     text = exchange.text.removeprefix("\ufeff")
+    if text.startswith("{"):
+        return _parse_object(text, exchange.flags)
     if looks_like_stream(text):
         exchange.flags.append("stream" if exchange.request.get("stream") else "framing")
         try:
@@ -120,6 +122,11 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
             return None, f"the body is no JSON but {bare[:60]!r}"
         bare = bare[start.start() :]
         exchange.flags.append("framing")
+    return _parse_object(bare, exchange.flags)
+
+
+def _parse_object(bare: str, flags: list[str]) -> tuple[dict[str, Any] | None, str]:
+    """JSON from its first brace on, and whatever stands behind it."""
     try:
         answer, end = _JSON.raw_decode(bare)
     except json.JSONDecodeError as broken:
@@ -128,7 +135,7 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
         return None, "the JSON is beyond what can be read"
     rest = "".join(line for line in bare[end:].splitlines(keepends=True) if not line.startswith(":"))
     if rest.strip():
-        exchange.flags.append("framing")
+        flags.append("framing")
     return answer, ""
 
 

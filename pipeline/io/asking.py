@@ -1,12 +1,13 @@
 """A logical request -> its final answer, asked for at most once by anyone; or None with the reason noted.
 
-Order of every attempt: the money, a slot, the lease and the note that it goes out (one write), the
+Order of every attempt: the money, the lease and the note that it goes out (one write), a slot, the
 exchange, and what came, raw, together with what was made of it (one write).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -25,16 +26,9 @@ from pipeline.io.store import Claim, LeaseLost, Outcome, Store
 from pipeline.records import Action
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 2.0
+_DOUBT_AFTER_S = 30.0
+"""After so long a wait the lease is looked at again before anything is sent (leases last 120 s)."""
 _OF_THE_STREAM = frozenset({"content-length", "transfer-encoding", "content-encoding"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Ticket:
-    """The right to one exchange: a slot, and the money that it may cost."""
-
-    client: Client
-    slot: int
-    bound_usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +57,22 @@ class Asker:
         """
         poll = _SHORTEST_POLL_S
         while asked.key not in self._run.missing:  # two prompts of one run may share a request
-            ticket = await self._admit(asked)
+            bound = await self._reserve(asked)
             try:
-                started = await self._store.start(asked, ticket.bound_usd)
+                started = await self._store.start(asked, bound)
             except BaseException:
-                self._give_back(ticket)
+                self._give_back(bound)
                 raise
-            if started.n:
-                return await self._buy(asked, self._course(), {}, ticket, started.n)
-            self._give_back(ticket)
-            if started.claim is Claim.ANSWERED:
-                return self._store.get(asked.key)
-            if started.claim is Claim.WON:
-                try:
+            try:
+                if started.n:
+                    return await self._buy(asked, self._course(), {}, started.n, bound)
+                self._give_back(bound)
+                if started.claim is Claim.ANSWERED:
+                    return self._store.get(asked.key)
+                if started.claim is Claim.WON:
                     return await self._resume(asked)
-                except LeaseLost:
-                    continue
+            except LeaseLost:
+                continue
             await self._run.pause(poll)
             poll = min(_LONGEST_POLL_S, poll * 1.5)
         return None
@@ -86,25 +80,17 @@ class Asker:
     def _course(self) -> Course:
         return Course(self._transport.max_attempts, self._run.jitter)
 
-    async def _admit(self, asked: Asked) -> _Ticket:
-        client = await self._line.connect()
-        bound = self._bound(asked)
-        await self._run.reserve(self._dataset, bound or 0.0)
-        try:
-            slot = await self._line.admit()
-        except BaseException:
-            self._run.settle(self._dataset, bound or 0.0, 0.0)
-            raise
-        return _Ticket(client, slot, bound)
-
-    def _bound(self, asked: Asked) -> float | None:
+    async def _reserve(self, asked: Asked) -> float | None:
+        """Set aside what one exchange may cost at most; None where no price is known."""
+        await self._line.connect()  # what is wrong with key or address is said before anything is noted
         price = self._transport.price
-        return None if price is None else most_usd(asked.body, asked.text, price)
+        bound = None if price is None else most_usd(asked.body, asked.text, price)
+        await self._run.reserve(self._dataset, bound or 0.0)
+        return bound
 
-    def _give_back(self, ticket: _Ticket) -> None:
+    def _give_back(self, bound: float | None) -> None:
         """Nothing was sent."""
-        self._run.settle(self._dataset, ticket.bound_usd or 0.0, 0.0)
-        self._line.done(ticket.slot, Met.NOTHING)
+        self._run.settle(self._dataset, bound or 0.0, 0.0)
 
     async def _resume(self, asked: Asked) -> Response | None:
         """Earlier runs have asked: what they received is judged anew before anything is sent."""
@@ -122,20 +108,29 @@ class Asker:
         except BaseException:
             self._store.release(asked.key)
             raise
-        return await self._buy(asked, course, known, None, 0)
+        return await self._buy(asked, course, known)
 
     async def _buy(
-        self, asked: Asked, course: Course, known: dict[int, _Judged], ticket: _Ticket | None, n: int
+        self,
+        asked: Asked,
+        course: Course,
+        known: dict[int, _Judged],
+        begun: int = 0,
+        bound: float | None = None,
     ) -> Response | None:
-        """Attempts until something is final. `ticket` None: the first of them has yet to be begun."""
+        """Attempts until something is final. `begun`: the number of one that is noted already."""
         final = False
         try:
             while True:
-                if ticket is None:
-                    ticket = await self._admit(asked)
-                    n = await self._store.begin_attempt(asked, course.avoid, ticket.bound_usd)
-                decision = await self._attempt(asked, course, known, ticket, n)
-                ticket = None
+                if not begun:
+                    bound = await self._reserve(asked)
+                    try:
+                        begun = await self._store.begin_attempt(asked, course.avoid, bound)
+                    except BaseException:
+                        self._give_back(bound)
+                        raise
+                n, begun = begun, 0
+                decision = await self._attempt(asked, course, known, n, bound)
                 if decision.next is Next.SETTLE:
                     final = True
                     if decision.attempt == n:
@@ -150,43 +145,64 @@ class Asker:
                     return None
                 await self._run.pause(decision.wait_s)
         finally:
-            if ticket is not None:
-                self._give_back(ticket)
             if not final:
                 self._store.release(asked.key)
 
     async def _attempt(
-        self, asked: Asked, course: Course, known: dict[int, _Judged], ticket: _Ticket, n: int
+        self, asked: Asked, course: Course, known: dict[int, _Judged], n: int, bound: float | None
     ) -> Decision:
-        """One exchange; raw and on disk, with what was made of it, before its slot is free again."""
+        """One exchange, and what came on disk.
+
+        Its slot is free as soon as the answer is here, so that a busy run does not wait for its disk: what a
+        kill can lose is what was on the wire, and the answers of the last hundredths of a second.
+        """
+        client, slot = await self._enter(asked, n, bound)
         rerouted = without_provider(asked.body, course.avoid) if course.avoid else None
         text = canonical_json(rerouted) if rerouted else asked.text
         self._run.tally.sent += 1
-        exchange = await ticket.client.post(asked.path, text)
-        response = exchange.response
+        met, retry_after_s, problem, cost = Met.NOTHING, None, "", None  # if it is torn down: cost unknown
         try:
-            verdict = self._classify(asked, response)
-            judged = known[n] = self._judged(exchange, verdict)
-            decision = course.decide(n, response.status, verdict)
-        except Exception:
-            await self._store.record_response(asked, n, response, exchange.problem)
-            raise
+            exchange = await client.post(asked.path, text)
+            response = exchange.response
+            try:
+                verdict = self._classify(asked, response)
+                judged = known[n] = self._judged(exchange, verdict)
+                decision = course.decide(n, response.status, verdict)
+            except Exception:
+                await self._store.record_response(asked, n, response, exchange.problem)
+                raise
+            met, retry_after_s, problem = _met(verdict), verdict.retry_after_s, judged.outcome.detail
+            cost = judged.outcome.cost_usd
+        finally:
+            self._run.settle(self._dataset, bound or 0.0, cost)
+            self._line.done(slot, met, retry_after_s, problem)
+        self._run.tally.answers += met is Met.ANSWER
+        self._run.tally.completion_tokens += judged.outcome.completion_tokens or 0
         final = decision.next is Next.SETTLE and decision.attempt == n
         await self._store.finish(
             *(asked, n, response, exchange.problem, judged.outcome, judged.answer if final else None)
         )
-        self._book(ticket, judged.outcome, verdict)
         return decision
 
-    def _book(self, ticket: _Ticket, outcome: Outcome, verdict: Verdict) -> None:
-        tally = self._run.tally
-        tally.completion_tokens += outcome.completion_tokens or 0
-        met = Met.PUSHBACK if verdict.pushback else Met.FAILURE
-        if verdict.action is not Action.RETRY:
-            met = Met.ANSWER
-            tally.answers += 1
-        self._run.settle(self._dataset, ticket.bound_usd or 0.0, outcome.cost_usd)
-        self._line.done(ticket.slot, met, verdict.retry_after_s, outcome.detail)
+    async def _enter(self, asked: Asked, n: int, bound: float | None) -> tuple[Client, int]:
+        """The client and a slot. What is noted as going out is taken back if it does not.
+
+        Raises LeaseLost if, while this waited, the machine slept and another took over.
+        """
+        began = time.time()
+        slot = None
+        try:
+            client = await self._line.connect()
+            slot = await self._line.admit()
+            if time.time() - began > _DOUBT_AFTER_S:
+                await self._store.hold(asked)
+        except BaseException:
+            if slot is not None:
+                self._line.done(slot, Met.NOTHING)
+            self._give_back(bound)
+            self._store.withdraw(asked, n)
+            raise
+        return client, slot
 
     async def _settle(self, asked: Asked, n: int, judged: _Judged) -> Response:
         """Make an attempt that is recorded already the answer."""
@@ -215,6 +231,12 @@ class Asker:
             *(model, prompt_tokens, completion_tokens),
         )
         return _Judged(exchange, outcome, _as_plain(exchange.response, verdict))
+
+
+def _met(verdict: Verdict) -> Met:
+    if verdict.pushback:
+        return Met.PUSHBACK
+    return Met.FAILURE if verdict.action is Action.RETRY else Met.ANSWER
 
 
 def _as_plain(response: Response, verdict: Verdict) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import TracebackType
@@ -72,7 +72,6 @@ class Client:
         self._base_url = base_url.rstrip("/")
         self._transport = transport
         self._key = key
-        self._http = http or _aiohttp(base_url)
         headers = {
             "host": httpx.URL(base_url).netloc.decode("ascii"),
             "user-agent": "exactok",
@@ -82,7 +81,9 @@ class Client:
         }
         if key is not None:
             headers["authorization"] = f"Bearer {key}"
-        self._headers = httpx.Headers(headers, encoding="ascii")
+        # aiohttp keeps what is the same for all; handed over with each request it is copied each time.
+        self._http = http or _aiohttp(base_url, headers)
+        self._headers = httpx.Headers(headers if http else {"host": headers["host"]}, encoding="ascii")
         # No read timeout: padding that keeps the connection alive would defeat it. No pool timeout: the
         # transport would apply it to the wait for a connection; the queue is ours.
         self._extensions = {"timeout": {"connect": transport.connect_timeout_s}}
@@ -122,10 +123,11 @@ class Client:
 
     async def _receive(self, method: str, path: str, content: bytes, arriving: _Arriving) -> str | None:
         url = _url(self._base_url + path)
-        request = httpx.Request(
-            method, url, headers=self._headers, content=content, extensions=self._extensions
-        )
+        # As a stream that is read at once: `content=` would work out headers that never change.
+        body = httpx.ByteStream(content)
+        request = httpx.Request(method, url, headers=self._headers, stream=body, extensions=self._extensions)
         request.headers.encoding = "ascii"  # else it is guessed anew for each request
+        await request.aread()
         answer = await self._http.handle_async_request(request)
         try:
             arriving.status = answer.status_code
@@ -193,7 +195,7 @@ def _raw(answer: httpx.Response) -> AsyncIterator[bytes]:
     return aiter(answer.stream)
 
 
-def _aiohttp(base_url: str) -> AiohttpTransport:
+def _aiohttp(base_url: str, headers: Mapping[str, str]) -> AiohttpTransport:
     """No limit of its own (the adapter's default is 100), no cookies, no environment, no unpacking."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if base_url.startswith("https://"):
@@ -202,7 +204,7 @@ def _aiohttp(base_url: str) -> AiohttpTransport:
     def session() -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, ssl=tls)
         return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+            connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
         )
 
     return AiohttpTransport(client=session, verify=tls)

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import httpx
 
 from pipeline.config import GenerateSettings, Runtime, SimulatorSettings, Transport
 from pipeline.core.money import Account, Ledger
 from pipeline.core.requests import endpoint_identity
-from pipeline.core.turns import Asked, Response, converse
-from pipeline.errors import ConfigError, ExactokError, Interrupted
+from pipeline.core.turns import Asked, Response, Turn, converse
+from pipeline.errors import ConfigError, ExactokError
 from pipeline.io.asking import Asker
-from pipeline.io.client import Client, read_key
+from pipeline.io.connecting import connector
 from pipeline.io.display import display
+from pipeline.io.event_loop import interruptible, run_loop
 from pipeline.io.line import Line
 from pipeline.io.prompts import read_prompts
 from pipeline.io.reconcile import reconcile
@@ -33,7 +31,7 @@ from pipeline.io.run import Halted, Run, Sleep, Stopped
 from pipeline.io.store import Store
 from pipeline.records import Prompt
 
-Result = TypeVar("Result")
+_GROUP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +48,6 @@ class Job:
     transport: Transport
     store: Store
     recall: Callable[[], object] | None = None
-
-
-def run_loop(work: Coroutine[Any, Any, Result]) -> Result:
-    """uvloop where there is one: 172 MB instead of 665 MB for 2,000 TLS connections.
-
-    What is loaded by now lives as long as the process; the collector need not look at it again and again
-    (a fifth of the time at 2,000 requests in flight).
-    """
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 50)
-    try:
-        try:
-            from uvloop import new_event_loop as factory
-        except ImportError:
-            return asyncio.run(work)
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(work)
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def fetch(
@@ -92,6 +68,8 @@ async def fetch(
     run = Run(Ledger(Account(runtime.max_cost_usd), limits), sleep=sleep)
     run.tally.total = sum(job.turns for job in jobs)
     began = time.time()
+    for store in {id(job.store): job.store for job in jobs}.values():
+        store.warm_up()
     async with AsyncExitStack() as stack:
         lines: dict[object, Line] = {}
         by_line: dict[int, list[_Dataset]] = {}
@@ -100,14 +78,10 @@ async def fetch(
             asker = Asker(run, line, job.store, job.dataset)
             by_line.setdefault(id(line), []).append((job, asker, _once(job.recall)))
         stack.enter_context(display(label, run.tally))
-        stack.enter_context(_interruptible(run))
-        work = [
-            _work(prompts, run)
-            for asked_there in by_line.values()
-            # Twice the slots: those that wait (backing off, for another process) hold none.
-            for prompts in [_prompts(asked_there)] * min(run.tally.total, 2 * runtime.concurrency)
-        ]
-        await asyncio.gather(*work)
+        stack.enter_context(interruptible(run))
+        # Twice the slots: those that wait (backing off, for the disk, for another process) hold none.
+        many = min(run.tally.total, 2 * runtime.concurrency)
+        await asyncio.gather(*(_crew(_talks(there), many, run) for there in by_line.values()))
         if run.stop_reason is None or isinstance(run.stop_reason, ExactokError):
             await _reconcile(jobs, lines, run, began)
     reason = run.stop_reason or next(iter(run.halted.values()), None)
@@ -129,9 +103,9 @@ def ask_all(
     async def work() -> None:
         run = Run(Ledger(Account(runtime.max_cost_usd)))
         async with AsyncExitStack() as stack:
-            connect = _connector(provider, transport, simulator, None, stack)
+            connect = connector(provider, transport, simulator, None, stack)
             asker = Asker(run, Line(run, transport, runtime.concurrency, connect), store, provider)
-            with _interruptible(run), contextlib.suppress(Stopped):
+            with interruptible(run), contextlib.suppress(Stopped):
                 await asyncio.gather(*(asker.ask(one) for one in asked if store.get(one.key) is None))
         if run.stop_reason is not None:
             raise run.stop_reason
@@ -163,7 +137,7 @@ def _line(
     simulator = job.settings.api.simulator
     endpoint = (job.settings.provider, simulator and (simulator.profile, simulator.seed))
     if endpoint not in lines:
-        connect = _connector(job.settings.provider, job.transport, simulator, http, stack)
+        connect = connector(job.settings.provider, job.transport, simulator, http, stack)
         lines[endpoint] = Line(run, job.transport, runtime.concurrency, connect)
     return lines[endpoint]
 
@@ -185,20 +159,46 @@ def _once(recall: Callable[[], object] | None) -> _Recall:
     return wait
 
 
-def _prompts(datasets: Iterable[_Dataset]) -> Iterator[tuple[_Dataset, Prompt]]:
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """One prompt under way. `known`: the store had its first answer when it was last looked at."""
+
+    dataset: _Dataset
+    prompt: Prompt
+    steps: Generator[Asked, Response | None, list[Turn]]
+    first: Asked | None
+    known: bool
+
+
+def _talks(datasets: Iterable[_Dataset]) -> Iterator[_Talk]:
+    """Hundreds of first requests are looked up at once: looking up each cost more than sending it."""
     for dataset in datasets:
-        for part in read_prompts(dataset[0].prompts_path):
-            for prompt in part:
-                yield dataset, prompt
+        job = dataset[0]
+        for prompts in read_prompts(job.prompts_path):
+            all_steps = [converse(prompt, job.settings) for prompt in prompts]
+            firsts = [next(steps, None) for steps in all_steps]
+            known = job.store.known([first.key for first in firsts if first is not None])
+            for prompt, steps, first in zip(prompts, all_steps, firsts, strict=True):
+                yield _Talk(dataset, prompt, steps, first, first is not None and first.key in known)
 
 
-async def _work(prompts: Iterator[tuple[_Dataset, Prompt]], run: Run) -> None:
+async def _crew(talks: Iterator[_Talk], many: int, run: Run) -> None:
+    """Workers who share the prompts. They begin in small groups, lest all prepare before one has sent."""
+    workers = []
+    for number in range(many):
+        workers.append(asyncio.create_task(_work(talks, run)))
+        if number % _GROUP == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*workers)
+
+
+async def _work(talks: Iterator[_Talk], run: Run) -> None:
     """One of several that take prompts from one iterator. Never raises, lest others' answers are lost."""
     try:
-        for dataset, prompt in prompts:
-            if dataset[0].dataset in run.halted:
+        for talk in talks:
+            if talk.dataset[0].dataset in run.halted:
                 continue
-            if await _ask_turns(prompt, dataset, run):
+            if await _ask_turns(talk, run):
                 await asyncio.sleep(0)  # replaying never waits, and the answers to others must be seen
     except Stopped:
         return
@@ -206,18 +206,16 @@ async def _work(prompts: Iterator[tuple[_Dataset, Prompt]], run: Run) -> None:
         run.stop(error)
 
 
-async def _ask_turns(prompt: Prompt, dataset: _Dataset, run: Run) -> bool:
+async def _ask_turns(talk: _Talk, run: Run) -> bool:
     """Whether all of it was in the store."""
-    job, asker, recall = dataset
-    steps, tally, last = converse(prompt, job.settings), run.tally, len(prompt.following_turns)
-    turns, replayed = 0, True
+    (job, asker, recall), tally, last = talk.dataset, run.tally, len(talk.prompt.following_turns)
+    turns, replayed, asked, known = 0, True, talk.first, talk.known
     try:
-        asked = next(steps)
-        while True:
-            response = job.store.get(asked.key)
-            if response is None:
+        while asked is not None:
+            response = job.store.get(asked.key) if known else None
+            if response is None and job.recall is not None:
                 await recall()
-                response = job.store.get(asked.key) if job.recall is not None else None
+                response = job.store.get(asked.key)
             if response is None:
                 replayed = False
                 response = await asker.ask(asked)
@@ -228,7 +226,7 @@ async def _ask_turns(prompt: Prompt, dataset: _Dataset, run: Run) -> bool:
             tally.done += 1
             if turns > last:
                 return replayed  # nobody needs the last answer's next request
-            asked = steps.send(response)
+            asked, known = talk.steps.send(response), True
     except StopIteration:
         pass
     except Halted:
@@ -251,65 +249,3 @@ async def _reconcile(jobs: Sequence[Job], lines: dict[object, Line], run: Run, b
         ):
             run.ledger.reconcile(job.dataset, unpriced.bound_usd or 0.0, cost)
     run.show_money()
-
-
-def _connector(
-    provider: str,
-    transport: Transport,
-    simulator: SimulatorSettings | None,
-    http: httpx.AsyncBaseTransport | None,
-    stack: AsyncExitStack,
-) -> Callable[[], Awaitable[Client]]:
-    """Opens the client at its first call: a replay needs no key, no server and no network."""
-    lock, opened = asyncio.Lock(), list[Client]()
-
-    async def connect() -> Client:
-        if opened:
-            return opened[0]
-        async with lock:
-            if not opened:
-                key = read_key(transport)
-                base_url = _simulated(simulator, stack) or transport.base_url
-                if base_url is None:
-                    raise ConfigError(
-                        f"conf/provider/{provider}.yaml: transport.base_url: missing; it is the "
-                        "address that requests go to"
-                    )
-                client = Client(base_url, transport, key=key, http=http)
-                opened.append(await stack.enter_async_context(client))
-            return opened[0]
-
-    return connect
-
-
-def _simulated(simulator: SimulatorSettings | None, stack: AsyncExitStack) -> str | None:
-    """The simulator's address, if it is the provider; it ends with the run."""
-    if simulator is None:
-        return None
-    from pipeline.simulator.process import serve
-
-    return stack.enter_context(serve(simulator.profile, simulator.seed)).base_url
-
-
-@contextmanager
-def _interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C or SIGTERM stops sending and waits for what is in flight (it is paid for); a second does not."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt() -> None:
-        for one in signals:
-            loop.remove_signal_handler(one)
-        run.stop(Interrupted("interrupted; every answer is kept, run again to go on"))
-
-    try:
-        for one in signals:
-            loop.add_signal_handler(one, interrupt)
-    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
-        yield
-        return
-    try:
-        yield
-    finally:
-        for one in signals:
-            loop.remove_signal_handler(one)

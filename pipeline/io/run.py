@@ -95,6 +95,11 @@ class Run:
         Raises Stopped or Halted when the limit is reached.
         """
         self.check()
+        if not self._waiting_for_money and self.ledger.fit(dataset, amount) is Fit.YES:
+            if dataset in self.halted:
+                raise Halted
+            self.ledger.reserve(dataset, amount)
+            return
         waiting = _Waiting(dataset, amount, asyncio.get_running_loop().create_future())
         self._waiting_for_money.append(waiting)
         self._share_out()

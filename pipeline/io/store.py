@@ -2,7 +2,7 @@
 
 Three tables. `responses`: the final answer of a request. `attempts`: every exchange, from the moment
 before it is sent; its raw answer stays here until it is settled. `leases`: who is asking right now,
-so that two runs never buy one answer twice. All writes go through one thread that commits them in
+so that two runs never buy one answer twice. All writes go through one process that commits them in
 batches (pipeline.io.store_writer), so a write is done only when it is safe on disk.
 """
 
@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,11 +22,10 @@ import zstandard
 
 from pipeline.core.turns import Asked, Response
 from pipeline.errors import GenerationError
-from pipeline.io import store_writes as writes
 from pipeline.io.lease_owner import new_owner
 from pipeline.io.store_file import connect, prepare
 from pipeline.io.store_writer import Writer, Written
-from pipeline.io.store_writes import Claim, Finish, LeaseLost, Outcome, Start, Started
+from pipeline.io.store_writes import Claim, Finish, LeaseLost, Outcome, Raw, Start, Started, answered
 
 __all__ = ["Attempt", "Claim", "LeaseLost", "Outcome", "Started", "Store", "Unpriced"]
 
@@ -72,23 +70,13 @@ class Store:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time, lease_s: float = LEASE_S) -> None:
         self.path = path
-        self._clock = clock
-        self._lease_s = lease_s
-        self._owner = new_owner()
         self._lock = threading.Lock()
-        # The checksum shows a flipped bit, which else unpacks to another text in two of three cases.
-        self._pack = zstandard.ZstdCompressor(level=3, write_checksum=True).compress  # writer's thread only
         self._unpack = zstandard.ZstdDecompressor().decompress  # used under the lock only
-        # A handler must be the same object at each call, for writes of one kind to go together.
-        self._start = partial(writes.start, self._owner, clock, lease_s)
-        self._begin = partial(writes.begin, self._owner, clock, lease_s)
-        self._finish = partial(writes.finish, self._owner, clock, self._pack)
-        self._release = partial(writes.release, self._owner)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._reader = connect(path)
             prepare(self._reader, path)
-            self._writer = Writer(connect(path), self._renew, min(_HEARTBEAT_S, lease_s / 4))
+            self._writer = Writer(path, new_owner(), clock, lease_s, min(_HEARTBEAT_S, lease_s / 4))
         except (sqlite3.Error, OSError) as error:
             raise GenerationError(
                 f"{path}: can't be opened as a store ({error}); check the path in $EXACTOK_STORE"
@@ -104,7 +92,6 @@ class Store:
 
     def close(self) -> None:
         """Write what waits, give up this process's leases."""
-        self._writer.submit(writes.release_all, self._owner)
         self._writer.close()
         self._reader.close()
 
@@ -119,6 +106,11 @@ class Store:
         """Final answers of those requests that have one."""
         found = ((key, self.get(key)) for key in keys)
         return {key: response for key, response in found if response is not None}
+
+    def known(self, keys: Iterable[str]) -> set[str]:
+        """Those requests that have a final answer."""
+        with self._lock:
+            return answered(self._reader, keys)
 
     def attempts(self, key: str) -> list[Attempt]:
         """Every exchange of one request, in order."""
@@ -154,6 +146,10 @@ class Store:
         with self._lock:
             return Response(status, json.loads(headers), self._unpack(body))
 
+    def warm_up(self) -> None:
+        """Writes are to be expected."""
+        self._writer.warm_up()
+
     # --- writes --------------------------------------------------------------------------------
 
     def start(self, asked: Asked, bound_usd: float | None = None) -> Written[Started]:
@@ -162,7 +158,7 @@ class Store:
         `n` of the result is the number of that attempt; 0: earlier ones must be looked at first, or the
         claim was not won. `release`, or `finish` with an answer, gives the right back.
         """
-        return self._writer.submit(self._start, Start(asked.key, asked.identity, None, bound_usd))
+        return self._writer.submit("start", Start(asked.key, asked.identity, None, bound_usd))
 
     def begin_attempt(
         self, asked: Asked, avoided: str | None = None, bound_usd: float | None = None
@@ -171,13 +167,21 @@ class Store:
 
         Raises LeaseLost if another process took over meanwhile (this one was asleep too long).
         """
-        return self._writer.submit(self._begin, Start(asked.key, asked.identity, avoided, bound_usd))
+        return self._writer.submit("begin", Start(asked.key, asked.identity, avoided, bound_usd))
+
+    def hold(self, asked: Asked) -> Written[None]:
+        """Renew the lease. Raises LeaseLost if another process took over meanwhile."""
+        return self._writer.submit("hold", asked.key)
+
+    def withdraw(self, asked: Asked, n: int) -> Written[None]:
+        """An attempt that was noted has not gone out."""
+        return self._writer.submit("withdraw", (asked.key, n))
 
     def record_response(
         self, asked: Asked, n: int, response: Response, problem: str | None = None
     ) -> Written[None]:
         """Keep what came, raw, when nothing could be made of it. `problem`: how the exchange broke off."""
-        return self._writer.submit(self._finish, Finish(asked, n, response, problem))
+        return self._writer.submit("finish", _finish(asked, n, response, problem))
 
     def finish(
         self,
@@ -193,16 +197,31 @@ class Store:
         `answer` is `response` itself, or what was assembled from a stream. A first answer stands. May be
         called again for an attempt, when an earlier one turns out to be the last word.
         """
-        return self._writer.submit(self._finish, Finish(asked, n, response, problem, outcome, answer))
+        return self._writer.submit("finish", _finish(asked, n, response, problem, outcome, answer))
 
     def book(self, unpriced: Unpriced, cost_usd: float) -> Written[None]:
         """The endpoint told what an exchange of unknown cost has cost."""
-        return self._writer.submit(writes.book, (unpriced.key, unpriced.n, cost_usd))
+        return self._writer.submit("book", (unpriced.key, unpriced.n, cost_usd))
 
     def release(self, key: str) -> Written[None]:
         """Let others ask for this key."""
-        return self._writer.submit(self._release, key)
+        return self._writer.submit("release", key)
 
-    def _renew(self, db: sqlite3.Connection) -> None:
-        expires = self._clock() + self._lease_s
-        db.execute("UPDATE leases SET expires = ? WHERE owner = ?", (expires, self._owner))
+
+def _finish(
+    asked: Asked,
+    n: int,
+    response: Response,
+    problem: str | None,
+    outcome: Outcome | None = None,
+    answer: Response | None = None,
+) -> Finish:
+    raw = _raw(response)
+    final = raw if answer is response else None if answer is None else _raw(answer)
+    return Finish(
+        *(asked.key, asked.identity, asked.path, asked.sample, asked.text, n, raw, problem, outcome, final)
+    )
+
+
+def _raw(response: Response) -> Raw:
+    return Raw(response.status, json.dumps(dict(response.headers)), response.body)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import zstandard
 
-from pipeline.core.answer import model_and_counts
-from pipeline.core.classify import classify
 from pipeline.errors import GenerationError
 
 SCHEMA_VERSION = 2
@@ -86,6 +84,9 @@ def _count_tokens(db: sqlite3.Connection) -> None:
 
     A damaged row goes without: it must not keep the others from being read, and `store verify` names it.
     """
+    from pipeline.core.answer import model_and_counts  # the store's process, which needs neither, starts
+    from pipeline.core.classify import classify  # in half the time without them
+
     unpack = zstandard.ZstdDecompressor().decompress
     rows = db.execute("SELECT key, status, headers, request, body FROM responses")
     for key, status, headers, request, body in rows:

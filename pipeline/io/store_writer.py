@@ -1,71 +1,104 @@
-"""Writes from any thread -> committed transactions of one thread, many writes in each.
+"""Writes from any thread -> batches for the store's process, and their results back to who waits.
 
-Writes of one kind are handed over together, so that a few statements serve hundreds of them: every
-statement gives the interpreter lock away and waits for it again, and at 2,000 requests in flight that
-wait, not the disk, was what writing cost.
+One thread collects what came in while the last batch was committed; so a sync to disk serves hundreds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from pipeline.errors import GenerationError
+from pipeline.io.store_process import receive, send
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
-Handler = Callable[[sqlite3.Connection, Sequence[Item]], Sequence[Result | Exception]]
-"""Writes all items; a result for each, or the exception that its caller shall see."""
+_ROOT = Path(__file__).parents[2]
 _MOST = 1000
-"""Writes of one transaction; a sync to disk serves them all."""
+"""Writes of one transaction."""
 
 
-class Written(Future[Result], Generic[Result]):
-    """Done when committed. `result()` waits in a thread, `await` in an event loop."""
+class Written(Generic[Result]):
+    """Done when committed. `result()` waits in a thread, `await` in an event loop.
 
-    waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    What concurrent.futures would do with a lock each time: here one thread says that it is done, after the
+    outcome is set; who finds it not done leaves something to be woken by, and looks once more.
+    """
+
+    __slots__ = ("_event", "_outcome", "done", "waiting")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.waiting: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._event: threading.Event | None = None
+        self._outcome: Any = None
+
+    def tell(self, outcome: Any) -> None:
+        """Called once, by the writer: a result, or an exception for the caller."""
+        self._outcome = outcome
+        self.done = True
+        if self._event is not None:
+            self._event.set()
+
+    def result(self) -> Result:
+        """Raises what the write has met."""
+        if not self.done:
+            self._event = threading.Event()
+            if not self.done:
+                self._event.wait()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        result: Result = self._outcome
+        return result
 
     def __await__(self) -> Generator[Any, None, Result]:
-        if not self.done():
+        if not self.done:
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
             self.waiting = (loop, woken)
-            if not self.done():  # else it was done between the two looks and nobody will wake us
+            if not self.done:
                 yield from woken
         return self.result()
 
 
-_Write = tuple[Handler[Any, Any], Any, Written[Any]]
+_Write = tuple[str, Any, Written[Any]]
 
 
 class Writer:
-    """One thread with its own connection. `heartbeat` runs every `heartbeat_s`, work or no work."""
+    """The store's process, started at the first write. Leases are renewed every `heartbeat_s`."""
 
     def __init__(
-        self, db: sqlite3.Connection, heartbeat: Callable[[sqlite3.Connection], None], heartbeat_s: float
+        self, path: Path, owner: str, clock: Callable[[], float], lease_s: float, heartbeat_s: float
     ) -> None:
-        self._db = db
-        self._heartbeat = heartbeat
+        self._path = path.resolve()
+        self._owner = owner
+        self._clock = clock
+        self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
+        self._process: subprocess.Popen[bytes] | None = None
         self._queue: SimpleQueue[_Write | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._thread.start()
 
-    def submit(self, handler: Handler[Item, Result], item: Item) -> Written[Result]:
+    def warm_up(self) -> None:
+        """Start the process before it is needed; that takes a moment."""
+        self.submit("renew", None)
+
+    def submit(self, handler: str, item: Any) -> Written[Any]:
         """It can't be cancelled: what was received is written in any case.
 
-        Two writes that were submitted before either was done may be carried out in any order.
+        `handler` is one of pipeline.io.store_writes. Two writes that were submitted before either was done
+        may be carried out in any order.
         """
-        written: Written[Result] = Written()
-        written.set_running_or_notify_cancel()
+        written: Written[Any] = Written()
         self._queue.put((handler, item, written))
         return written
 
@@ -73,7 +106,6 @@ class Writer:
         """Returns when all that was submitted is committed."""
         self._queue.put(None)
         self._thread.join()
-        self._db.close()
 
     def _run(self) -> None:
         next_beat = time.monotonic() + self._heartbeat_s
@@ -82,13 +114,13 @@ class Writer:
             batch, closing = self._take(max(0.0, next_beat - time.monotonic()))
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + self._heartbeat_s
-                batch.append((self._beat, None, Written()))
+                if self._process is not None:  # else there are no leases yet
+                    batch.append(("renew", None, Written()))
+            if self._process is not None and closing:
+                batch.append(("release_all", None, Written()))
             if batch:
                 self._commit(batch)
-
-    def _beat(self, db: sqlite3.Connection, items: Sequence[None]) -> Sequence[None]:
-        self._heartbeat(db)
-        return items
+        self._end()
 
     def _take(self, patience_s: float) -> tuple[list[_Write], bool]:
         """What waits, at most `_MOST`; True if it was the last."""
@@ -105,53 +137,58 @@ class Writer:
         return batch, True
 
     def _commit(self, batch: list[_Write]) -> None:
-        """All in one transaction; a write that fails is undone alone, a commit that fails undoes all."""
-        kinds: dict[Handler[Any, Any], list[tuple[Any, Written[Any]]]] = defaultdict(list)
+        kinds: dict[str, list[tuple[Any, Written[Any]]]] = defaultdict(list)
         for handler, item, written in batch:
             kinds[handler].append((item, written))
-        results: list[tuple[Written[Any], Any]] = []
+        groups = [(handler, [item for item, _ in writes]) for handler, writes in kinds.items()]
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            for handler, writes in kinds.items():
-                results += self._carry_out(handler, writes)
-            self._db.execute("COMMIT")
-        except Exception as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
+            answer = self._exchange(groups)
+        except Exception as bug:  # whatever it is, nobody may wait for ever
+            answer = f"{type(bug).__name__}: {bug}"
+        if isinstance(answer, str):
             broken = GenerationError(
-                f"the store can't be written ({error}); what it holds is kept: mend that and run again"
+                f"the store can't be written ({answer}); what it holds is kept: mend that and run again"
             )
-            results = [(written, broken) for _, _, written in batch]
-        _tell(results)
+            _tell([(written, broken) for *_, written in batch])
+            return
+        results = [result for group in answer for result in group]
+        waiting = [written for writes in kinds.values() for _, written in writes]
+        _tell(list(zip(waiting, results, strict=True)))
 
-    def _carry_out(
-        self, handler: Handler[Any, Any], writes: list[tuple[Any, Written[Any]]]
-    ) -> list[tuple[Written[Any], Any]]:
-        """Together, or one by one if that fails: one that is wrong must not harm its neighbours."""
-        self._db.execute("SAVEPOINT these")
+    def _exchange(self, groups: list[tuple[str, list[Any]]]) -> list[list[Any]] | str:
+        """The results; or why there are none."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.io.store_process", str(self._path)],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        pipes = self._process.stdin, self._process.stdout
+        assert pipes[0] is not None
+        assert pipes[1] is not None
         try:
-            done = handler(self._db, [item for item, _ in writes])
-            results = [(written, result) for (_, written), result in zip(writes, done, strict=True)]
-        except Exception as error:
-            if not self._db.in_transaction:  # the disk is full: SQLite has undone everything
-                raise
-            self._db.execute("ROLLBACK TO these")
-            if len(writes) == 1:
-                results = [(writes[0][1], error)]
-            else:
-                results = [result for write in writes for result in self._carry_out(handler, [write])]
-        self._db.execute("RELEASE these")
+            send(pipes[0], (self._owner, self._lease_s, self._clock(), groups))
+            results: list[list[Any]] | str = receive(pipes[1])
+        except (EOFError, BrokenPipeError):  # killed, or it could not open the file
+            return f"its process ended with code {self._process.wait()}"
         return results
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._process.wait()
 
 
 def _tell(results: list[tuple[Written[Any], Any]]) -> None:
     """Every caller learns its result; each event loop is woken once for all."""
     woken: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = defaultdict(list)
     for written, result in results:
-        if isinstance(result, Exception):
-            written.set_exception(result)
-        else:
-            written.set_result(result)
+        written.tell(result)
         if written.waiting is not None:
             loop, waiter = written.waiting
             woken[loop].append(waiter)

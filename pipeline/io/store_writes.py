@@ -1,23 +1,20 @@
 """Writes of one kind, many at a time -> a few SQL statements; what each table's rows go through.
 
 A request's life: `start` (lease and first attempt), perhaps `begin` (a later attempt), `finish` (what came,
-what was made of it and, if final, the answer).
+what was made of it and, if final, the answer). Runs in the store's writing process, so it knows nothing of
+the rest of the program, and what is written comes as plain tuples.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.core.turns import Asked, Response
 from pipeline.io.lease_owner import may_live
 
-Clock = Callable[[], float]
-Pack = Callable[[bytes], bytes]
 _ROWS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 """Rows of one statement: few sizes, so that SQLite keeps them all prepared."""
 
@@ -33,6 +30,7 @@ _LATER = [name for name in _FINISHED_COLUMNS.split(", ") if name not in ("key", 
 _ON_FINISH = ", ".join(
     ["ended = coalesce(ended, excluded.ended)", *(f"{name} = excluded.{name}" for name in _LATER)]
 )
+_BEGIN = "INSERT INTO attempts (key, n, started, avoided, identity, bound_usd) VALUES"
 
 
 class Claim(StrEnum):
@@ -47,8 +45,16 @@ class LeaseLost(Exception):
     """Another process has taken over this key; start again before sending."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Writing(NamedTuple):
+    """Who writes, and when. `pack` compresses many texts in one call."""
+
+    owner: str
+    lease_s: float
+    now: float
+    pack: Callable[[Sequence[bytes]], list[bytes]]
+
+
+class Start(NamedTuple):
     """The wish to send."""
 
     key: str
@@ -57,16 +63,14 @@ class Start:
     bound_usd: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """`n`: the attempt that goes out, 0 if none was begun."""
 
     claim: Claim
     n: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What was made of one exchange. `cost_source` as in pipeline.core.classify.Verdict."""
 
     action: str
@@ -79,36 +83,45 @@ class Outcome:
     completion_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of an exchange."""
+class Raw(NamedTuple):
+    """What came; `headers` is JSON."""
 
-    asked: Asked
+    status: int | None
+    headers: str
+    body: bytes
+
+
+class Finish(NamedTuple):
+    """The end of an exchange. `answer` is final, and `raw` itself unless it was assembled from a stream."""
+
+    key: str
+    identity: str
+    path: str
+    sample: int
+    request: str
     n: int
-    response: Response
+    raw: Raw
     problem: str | None
-    outcome: Outcome | None = None
-    answer: Response | None = None
+    outcome: Outcome | None
+    answer: Raw | None
 
 
-def start(
-    owner: str, clock: Clock, lease_s: float, db: sqlite3.Connection, items: Sequence[Start]
-) -> list[Started | Exception]:
+def start(writing: Writing, db: sqlite3.Connection, items: Sequence[Start]) -> list[Started]:
     """Leases for what nobody has answered or is asking; a first attempt for what was never asked."""
-    now = clock()
+    now = writing.now
     keys = json.dumps([item.key for item in items])
-    answered = _column(db, "SELECT json_group_array(key) FROM responses WHERE key IN", keys)
+    done = answered(db, [item.key for item in items])
     held = db.execute(
         "SELECT key, owner FROM leases WHERE expires > ? AND key IN (SELECT value FROM json_each(?))",
         (now, keys),
     ).fetchall()
     taken = {key for key, holder in held if may_live(holder)}
     asked_before = _column(db, "SELECT json_group_array(DISTINCT key) FROM attempts WHERE key IN", keys)
-    results: list[Started | Exception] = []
+    results: list[Started] = []
     won: list[Start] = []
     first: list[Start] = []
     for item in items:
-        if item.key in answered:
+        if item.key in done:
             results.append(Started(Claim.ANSWERED))
             continue
         if item.key in taken:
@@ -121,103 +134,89 @@ def start(
         else:
             first.append(item)
             results.append(Started(Claim.WON, 1))
-    _insert(db, "REPLACE INTO leases VALUES", [(item.key, owner, now + lease_s) for item in won])
+    leases = [(item.key, writing.owner, now + writing.lease_s) for item in won]
+    _insert(db, "REPLACE INTO leases VALUES", leases)
     _insert(db, _BEGIN, [(item.key, 1, now, item.avoided, item.identity, item.bound_usd) for item in first])
     return results
 
 
-_BEGIN = "INSERT INTO attempts (key, n, started, avoided, identity, bound_usd) VALUES"
-
-
-def begin(
-    owner: str, clock: Clock, lease_s: float, db: sqlite3.Connection, items: Sequence[Start]
-) -> list[int | Exception]:
+def begin(writing: Writing, db: sqlite3.Connection, items: Sequence[Start]) -> list[int | Exception]:
     """One more attempt for those that still hold their lease."""
-    now = clock()
     numbers: list[int | Exception] = []
     for item in items:  # rare: only after a failed attempt
-        held = "UPDATE leases SET expires = ? WHERE key = ? AND owner = ?"
-        if db.execute(held, (now + lease_s, item.key, owner)).rowcount != 1:
-            numbers.append(LeaseLost(item.key))
+        (lost,) = hold(writing, db, [item.key])
+        if lost is not None:
+            numbers.append(lost)
             continue
         (last,) = db.execute("SELECT max(n) FROM attempts WHERE key = ?", (item.key,)).fetchone()
         n = 1 + (last or 0)
-        _insert(db, _BEGIN, [(item.key, n, now, item.avoided, item.identity, item.bound_usd)])
+        _insert(db, _BEGIN, [(item.key, n, writing.now, item.avoided, item.identity, item.bound_usd)])
         numbers.append(n)
     return numbers
 
 
-def finish(
-    owner: str, clock: Clock, pack: Pack, db: sqlite3.Connection, items: Sequence[Finish]
-) -> list[None]:
-    """What came, and the final answers among it."""
-    now = clock()
-    final = [item for item in items if item.answer is not None]
-    packed = {(item.asked.key, item.n): pack(item.response.body) for item in items}
-    kept = _first_answers(db, now, pack, final, packed)
-    rows = []
-    for item in items:
-        response, made = item.response, item.outcome
-        # The answer's own body is not kept twice; a stream is, beside what was assembled from it.
-        moved = item.asked.key in kept and item.answer is response
-        body = None if moved else packed[item.asked.key, item.n]
-        rows.append(
-            (
-                *(
-                    item.asked.key,
-                    item.n,
-                    now,
-                    now,
-                    response.status,
-                    json.dumps(dict(response.headers)),
-                    body,
-                ),
-                *(item.problem, made and made.action, made and made.detail, made and made.generation_id),
-                *(made and made.cost_usd, made and made.cost_source, item.asked.identity),
-            )
-        )
-    sql = f"INSERT INTO attempts ({_FINISHED_COLUMNS}) VALUES"
-    _insert(db, sql, rows, f"ON CONFLICT (key, n) DO UPDATE SET {_ON_FINISH}")
-    release(owner, db, [item.asked.key for item in final])
+def hold(writing: Writing, db: sqlite3.Connection, keys: Sequence[str]) -> list[Exception | None]:
+    """Renew these leases; LeaseLost for those that are another's by now."""
+    held = "UPDATE leases SET expires = ? WHERE key = ? AND owner = ?"
+    leases = [(writing.now + writing.lease_s, key, writing.owner) for key in keys]
+    return [None if db.execute(held, lease).rowcount == 1 else LeaseLost(lease[1]) for lease in leases]
+
+
+def withdraw(writing: Writing, db: sqlite3.Connection, items: Sequence[tuple[str, int]]) -> list[None]:
+    """Attempts that were noted and did not go out."""
+    db.executemany("DELETE FROM attempts WHERE key = ? AND n = ? AND ended IS NULL", items)
     return [None] * len(items)
 
 
-def _first_answers(
-    db: sqlite3.Connection,
-    now: float,
-    pack: Pack,
-    final: Sequence[Finish],
-    packed: dict[tuple[str, int], bytes],
-) -> set[str]:
-    """Insert answers where there is none; the keys of those that were inserted."""
-    if not final:
-        return set()
-    keys = json.dumps([item.asked.key for item in final])
-    known = _column(db, "SELECT json_group_array(key) FROM responses WHERE key IN", keys)
-    rows = []
-    fresh: set[str] = set()
-    for item in final:
-        asked, answer, made = item.asked, item.answer, item.outcome
-        if asked.key in known or asked.key in fresh or answer is None or made is None:
-            continue
-        fresh.add(asked.key)
-        body = packed[asked.key, item.n] if answer is item.response else pack(answer.body)
-        rows.append(_answer_row(asked, item.n, answer, body, made, now, pack))
+def finish(writing: Writing, db: sqlite3.Connection, items: Sequence[Finish]) -> list[None]:
+    """What came, and the final answers among it, where there is none yet."""
+    fresh = _first_answers(db, items)
+    made = [item for item in fresh if item.answer is not item.raw]  # assembled from streams
+    texts = [item.raw.body for item in items]
+    texts += [item.request.encode() for item in fresh]
+    texts += [item.answer.body for item in made if item.answer is not None]
+    packed = iter(writing.pack(texts))
+    bodies = {id(item): next(packed) for item in items}
+    requests = {id(item): next(packed) for item in fresh}
+    answers = bodies | {id(item): next(packed) for item in made}
+    rows = [_answer_row(item, requests[id(item)], answers[id(item)], writing.now) for item in fresh]
     _insert(db, f"INSERT INTO responses ({_ANSWER_COLUMNS}) VALUES", rows)
-    return fresh
+    kept = dict.fromkeys(id(item) for item in fresh if item.answer is item.raw)  # not kept twice
+    rows = [_attempt_row(item, None if id(item) in kept else bodies[id(item)], writing.now) for item in items]
+    sql = f"INSERT INTO attempts ({_FINISHED_COLUMNS}) VALUES"
+    _insert(db, sql, rows, f"ON CONFLICT (key, n) DO UPDATE SET {_ON_FINISH}")
+    release(writing, db, [item.key for item in items if item.answer is not None])
+    return [None] * len(items)
 
 
-def _answer_row(
-    asked: Asked, n: int, answer: Response, body: bytes, made: Outcome, now: float, pack: Pack
-) -> tuple[Any, ...]:
+def _first_answers(db: sqlite3.Connection, items: Sequence[Finish]) -> list[Finish]:
+    """Those that are final, of requests that have no answer yet: the first one stands."""
+    final = {item.key: item for item in reversed(items) if item.answer is not None}
+    known = answered(db, final) if final else set()
+    return [item for key, item in final.items() if key not in known]
+
+
+def _answer_row(item: Finish, request: bytes, body: bytes, now: float) -> tuple[Any, ...]:
+    answer, made = item.answer, item.outcome
+    assert answer is not None
+    assert made is not None
     return (
-        *(asked.key, asked.identity, asked.path, pack(asked.text.encode()), n, answer.status),
-        *(json.dumps(dict(answer.headers)), body, made.generation_id, made.cost_usd, made.cost_source, now),
-        *(asked.sample, made.model, made.prompt_tokens, made.completion_tokens),
+        *(item.key, item.identity, item.path, request, item.n, answer.status, answer.headers, body),
+        *(made.generation_id, made.cost_usd, made.cost_source, now),
+        *(item.sample, made.model, made.prompt_tokens, made.completion_tokens),
     )
 
 
-def book(db: sqlite3.Connection, items: Sequence[tuple[str, int, float]]) -> list[None]:
+def _attempt_row(item: Finish, body: bytes | None, now: float) -> tuple[Any, ...]:
+    raw, made = item.raw, item.outcome
+    return (
+        *(item.key, item.n, now, now, raw.status, raw.headers, body, item.problem),
+        *(made[:5] if made is not None else (None,) * 5),  # action to cost_source
+        item.identity,
+    )
+
+
+def book(writing: Writing, db: sqlite3.Connection, items: Sequence[tuple[str, int, float]]) -> list[None]:
     """Costs that were unknown."""
     for key, n, cost in items:
         known = (cost, "generation", key, n)
@@ -226,23 +225,42 @@ def book(db: sqlite3.Connection, items: Sequence[tuple[str, int, float]]) -> lis
     return [None] * len(items)
 
 
-def release(owner: str, db: sqlite3.Connection, keys: Sequence[str]) -> list[None]:
+def release(writing: Writing, db: sqlite3.Connection, keys: Sequence[str]) -> list[None]:
     """Let others ask for these keys."""
     db.execute(
         "DELETE FROM leases WHERE owner = ? AND key IN (SELECT value FROM json_each(?))",
-        (owner, json.dumps(list(keys))),
+        (writing.owner, json.dumps(list(keys))),
     )
     return [None] * len(keys)
 
 
-def release_all(db: sqlite3.Connection, owners: Sequence[str]) -> list[None]:
-    """Give up every lease of these owners."""
-    db.executemany("DELETE FROM leases WHERE owner = ?", [(owner,) for owner in owners])
-    return [None] * len(owners)
+def release_all(writing: Writing, db: sqlite3.Connection, items: Sequence[None]) -> list[None]:
+    """Give up every lease."""
+    db.execute("DELETE FROM leases WHERE owner = ?", (writing.owner,))
+    return [None] * len(items)
+
+
+def renew(writing: Writing, db: sqlite3.Connection, items: Sequence[None]) -> list[None]:
+    """Keep every lease."""
+    lease = (writing.now + writing.lease_s, writing.owner)
+    db.execute("UPDATE leases SET expires = ? WHERE owner = ?", lease)
+    return [None] * len(items)
+
+
+HANDLERS: dict[str, Callable[[Writing, sqlite3.Connection, Sequence[Any]], Sequence[Any]]] = {
+    handler.__name__: handler
+    for handler in (start, begin, hold, withdraw, finish, book, release, release_all, renew)
+}
+
+
+def answered(db: sqlite3.Connection, keys: Iterable[str]) -> set[str]:
+    """Those of these keys that have an answer."""
+    select = "SELECT json_group_array(key) FROM responses WHERE key IN"
+    return _column(db, select, json.dumps(list(keys)))
 
 
 def _column(db: sqlite3.Connection, select: str, keys: str) -> set[str]:
-    """One row with a JSON list: fetching row by row would give the interpreter lock away at each."""
+    """All of them in one row: SQLite is asked once, not once a key."""
     (found,) = db.execute(f"{select} (SELECT value FROM json_each(?))", (keys,)).fetchone()
     return set(json.loads(found))
 

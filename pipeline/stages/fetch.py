@@ -15,7 +15,8 @@ from pathlib import Path
 from pipeline.config import GenerateSettings
 from pipeline.errors import ConfigError, GenerationError
 from pipeline.io.conf import compose_all, load_runtime, load_transport
-from pipeline.io.fetch import Job, fetch, run_loop
+from pipeline.io.event_loop import run_loop
+from pipeline.io.fetch import Job, fetch
 from pipeline.io.prompts import count_turns
 from pipeline.io.store import Store
 from pipeline.io.store_committed import import_committed

@@ -21,7 +21,8 @@ from pipeline.core.response_rows import response_rows
 from pipeline.core.tally import Tally
 from pipeline.core.turns import Asked, Response, replay
 from pipeline.errors import GenerationError, StageError
-from pipeline.io.fetch import Job, fetch, run_loop
+from pipeline.io.event_loop import run_loop
+from pipeline.io.fetch import Job, fetch
 from pipeline.io.files import write_parquet_parts
 from pipeline.io.prompts import count_turns, read_prompts
 from pipeline.io.run import Sleep

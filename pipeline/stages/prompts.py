@@ -14,7 +14,8 @@ from pipeline.config import PromptSettings
 from pipeline.core.prompts import sampled, to_prompt
 from pipeline.core.shapes import Refused
 from pipeline.errors import SourceError, StageError
-from pipeline.io.files import write_parquet
+from pipeline.io.files import write_parquet_parts
+from pipeline.io.prompts import AT_ONCE
 from pipeline.io.sources import SourceRow, read_source
 from pipeline.io.tables import write_rejects
 from pipeline.records import Prompt, Reject
@@ -44,7 +45,8 @@ def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
 def write(made: Made, dataset: str, folder: Path) -> list[Path]:
     """The stage's two files."""
     paths = [folder / f"{dataset}.parquet", folder / f"{dataset}.rejects.parquet"]
-    write_parquet(paths[0], _table(made.prompts))
+    parts = (_table(made.prompts[at : at + AT_ONCE]) for at in range(0, len(made.prompts), AT_ONCE))
+    write_parquet_parts(paths[0], PROMPTS, parts)  # a reader holds one part in memory
     write_rejects(paths[1], made.rejects)
     return paths
 

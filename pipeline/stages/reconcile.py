@@ -8,7 +8,7 @@ from pipeline.core.requests import endpoint_identity
 from pipeline.errors import ConfigError
 from pipeline.io.client import Client, read_key
 from pipeline.io.conf import load_provider, load_runtime
-from pipeline.io.fetch import run_loop
+from pipeline.io.event_loop import run_loop
 from pipeline.io.reconcile import reconcile
 from pipeline.io.store import Store
 from pipeline.io.store_location import store_path

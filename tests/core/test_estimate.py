@@ -12,11 +12,10 @@ from pipeline.core.estimate import (
     Tokens,
     cost_of,
     count_tokens,
-    replay,
     total_cost,
     total_tokens,
 )
-from pipeline.core.turns import Response
+from pipeline.core.turns import Response, replay
 from pipeline.records import Prompt
 
 _SETTINGS = GenerateSettings(

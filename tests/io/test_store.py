@@ -1,10 +1,12 @@
 import asyncio
+import contextlib
 import json
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ import zstandard
 
 from pipeline.core.turns import Asked, Response
 from pipeline.errors import GenerationError
+from pipeline.io import store_writes
 from pipeline.io.lease_owner import may_live, new_owner
 from pipeline.io.store import Claim, LeaseLost, Outcome, Started, Store
-from pipeline.io.store_file import SCHEMA_VERSION
+from pipeline.io.store_file import SCHEMA_VERSION, connect
 from pipeline.io.store_location import store_path
+from pipeline.io.store_process import Keeper
 
 _OK = Outcome("ok", "a complete answer", "gen-1", 0.5, "usage", "m-served", 5, 4)
 _RAW = Response(200, {"content-type": "application/json"}, b' \n{"x": "\xe6\xbc\xa2"}')
@@ -162,17 +166,47 @@ def test_a_write_that_fails_harms_no_neighbour(tmp_path):
         assert _claim(store, "other") is Claim.TAKEN
 
 
-def test_an_operation_that_fails_half_way_leaves_nothing(tmp_path):
-    def half(db, items):
+def test_a_write_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
+    def half(writing, db, items):
         db.execute("INSERT INTO leases VALUES ('half', 'x', 1)")
         raise ValueError("half way")
 
+    monkeypatch.setitem(store_writes.HANDLERS, "half", half)
+    path = tmp_path / "store.sqlite"
+    Store(path).close()
+    with contextlib.closing(connect(path)) as db:
+        batch = [("half", [None, None]), ("start", [store_writes.Start("k", "here", None, None)])]
+        failed, (started,) = Keeper(db).commit("me", 120.0, 1.0, batch)
+        assert [str(one) for one in failed] == ["half way", "half way"]
+        assert started == Started(Claim.WON, 1)
+        assert db.execute("SELECT key FROM leases").fetchall() == [("k",)]
+
+
+def test_a_commit_that_fails_leaves_nothing_and_says_why(tmp_path):
+    path = tmp_path / "store.sqlite"
+    Store(path).close()
+    with contextlib.closing(connect(path)) as db:
+        db.execute("PRAGMA query_only = 1")
+        batch = [("start", [store_writes.Start("k", "here", None, None)])]
+        assert "readonly" in Keeper(db).commit("me", 120.0, 1.0, batch)
+        db.execute("PRAGMA query_only = 0")
+        assert db.execute("SELECT count(*) FROM leases").fetchone() == (0,)
+
+
+def test_when_its_process_is_killed_everyone_who_waits_is_told(tmp_path):
     with Store(tmp_path / "store.sqlite") as store:
-        with pytest.raises(ValueError, match="half way"):
-            store._writer.submit(half, None).result()
-        _claim(store)
-        with sqlite3.connect(store.path) as db:
-            assert db.execute("SELECT key FROM leases").fetchall() == [("k",)]
+        store.start(_asked()).result()
+        store._writer._process.kill()
+        for _ in range(2):
+            with pytest.raises(GenerationError, match=r"can't be written \(its process ended with code -9\)"):
+                store.start(_asked("other")).result()
+
+
+def test_what_cannot_be_sent_is_said_and_the_store_goes_on(tmp_path):
+    with Store(tmp_path / "store.sqlite") as store:
+        with pytest.raises(GenerationError, match="can't be written"):
+            store._writer.submit("start", lambda: None).result()
+        assert _claim(store) is Claim.WON
 
 
 def test_costs_that_become_known_are_booked(tmp_path):
@@ -292,21 +326,39 @@ def test_a_lease_that_ran_out_is_taken_over_and_its_old_owner_may_not_send(tmp_p
 
 def test_leases_are_renewed_while_their_process_lives(tmp_path):
     path = tmp_path / "store.sqlite"
-    beaten = threading.Event()
+
+    def expires():
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            return db.execute("SELECT expires FROM leases WHERE key = 'k'").fetchone()[0]
+
     with Store(path, lease_s=0.4) as one:
-        renew = one._writer._heartbeat
-
-        def heartbeat(db):
-            renew(db)
-            beaten.set()
-
         _claim(one)
-        before = sqlite3.connect(path).execute("SELECT expires FROM leases").fetchone()[0]
-        one._writer._heartbeat = heartbeat
-        assert beaten.wait(20)
-        _claim(one, "other")  # the transaction of the heartbeat is over
-        expires = dict(sqlite3.connect(path).execute("SELECT key, expires FROM leases").fetchall())
-        assert expires["k"] > before
+        before, ends = expires(), time.monotonic() + 20
+        while expires() == before and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert expires() > before
+
+
+def test_a_lease_is_held_again_or_known_to_be_lost(tmp_path):
+    path, now = tmp_path / "store.sqlite", [1000.0]
+    with Store(path, clock=lambda: now[0]) as one, Store(path, clock=lambda: now[0]) as two:
+        _claim(one)
+        one.hold(_asked()).result()
+        now[0] += 500
+        _claim(two)
+        with pytest.raises(LeaseLost):
+            one.hold(_asked()).result()
+
+
+def test_an_attempt_that_did_not_go_out_is_taken_back_and_one_that_ended_is_not(tmp_path):
+    with Store(tmp_path / "store.sqlite") as store:
+        n = _begin(store)
+        store.withdraw(_asked(), n).result()
+        assert store.attempts("k") == []
+        store.release("k").result()
+        _settle(store)
+        store.withdraw(_asked(), 1).result()
+        assert len(store.attempts("k")) == 1
 
 
 def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path):
@@ -354,13 +406,6 @@ def test_a_file_that_is_no_store_is_refused_in_one_line(tmp_path):
     with pytest.raises(GenerationError, match="EXACTOK_STORE") as caught:
         Store(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_write_that_fails_reaches_everyone_who_waits_for_it(tmp_path):
-    with Store(tmp_path / "store.sqlite") as store:
-        store._writer.submit(lambda db, items: [db.execute("PRAGMA query_only = 1") and None], None).result()
-        with pytest.raises((GenerationError, sqlite3.OperationalError)):
-            store.start(_asked()).result()
 
 
 def test_the_file_is_named_by_the_environment_then_by_the_settings(tmp_path, monkeypatch):

@@ -14,10 +14,9 @@ import yaml
 from rich.console import Console
 
 from pipeline.config import GenerateSettings
-from pipeline.core.estimate import replay
 from pipeline.core.plan import Change, Edits, Fate, Outlook, Plan
 from pipeline.core.response_rows import response_rows
-from pipeline.core.turns import Response, converse
+from pipeline.core.turns import Response, converse, replay
 from pipeline.io.files import write_parquet
 from pipeline.io.prompts import read_prompts
 from pipeline.io.store import Outcome, Store
