@@ -41,6 +41,10 @@ check: lint test
 bench: setup
 	@cd "$(ROOT)"; for file in tests/bench/bench_*.py; do $(CLEAN) PYTHONPATH=. python "$$file"; done
 
+# One of them: bench-generate, bench-reconstruct, bench-build, bench-chaos.
+bench-%: setup
+	@cd "$(ROOT)"; $(CLEAN) PYTHONPATH=. python "tests/bench/bench_$*.py" $(ARGS)
+
 # Needs uv. No index addresses: a lock says what, not from where.
 lock:
 	@cd "$(ROOT)"; uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header \

@@ -101,9 +101,9 @@ def _ours(url: str, count: int, at_once: int, folder: Path) -> None:
         provider="half", model="m", api=Api(identity="half"), sampling=Sampling(max_tokens=2000)
     )
     transport = Transport(base_url=url, price=Price(prompt=0.6, completion=2.5))
-    with Store(folder / "store.sqlite") as store:
+    with _measured(count) as measured, Store(folder / "store.sqlite") as store:
         job = Job("d", folder / "d.parquet", count, settings, transport, store)
-        with _measured(count):
+        with measured.wall:
             run = run_loop(fetch([job], Runtime(concurrency=at_once)))
         stored = sqlite3.connect(store.path).execute("SELECT count(*) FROM responses").fetchone()[0]
     if stored != count or run.missing:
@@ -143,24 +143,46 @@ def _aiohttp(url: str, count: int, at_once: int, folder: Path, start: Any = asyn
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             await asyncio.gather(*(work(session) for _ in range(at_once)))
 
-    with _measured(count):
+    with _measured(count) as measured, measured.wall:
         start(all_of_them())
 
 
-class _measured:
-    """Prints wall seconds, CPU milliseconds a request and peak megabytes of this process."""
+class _Wall:
+    """Seconds that pass inside."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    seconds = 0.0
 
     def __enter__(self) -> None:
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        self._began = time.perf_counter()
 
     def __exit__(self, *ignored: object) -> None:
-        cpu_ms = (time.process_time() - self.cpu) * 1000 / self.count
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        wall_s = time.perf_counter() - self.wall
-        sys.stdout.write(json.dumps({"wall_s": wall_s, "cpu_ms": cpu_ms, "rss_mb": peak_mb}) + "\n")
+        self.seconds = time.perf_counter() - self._began
+
+
+class _measured:
+    """Prints wall seconds, CPU milliseconds a request and peak megabytes, the store's process included."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.wall = count, _Wall()
+
+    def __enter__(self) -> _measured:
+        self._cpu = _cpu_s()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        figures = {
+            "wall_s": self.wall.seconds,
+            "cpu_ms": (_cpu_s() - self._cpu) * 1000 / self.count,
+            "rss_mb": sum(usage.ru_maxrss for usage in both) / 1024,
+        }
+        sys.stdout.write(json.dumps(figures) + "\n")
+
+
+def _cpu_s() -> float:
+    """Of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _one(kind: str, url: str, count: int, at_once: int) -> dict[str, float]:
