@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.errors import ConfigError, ExactokError, StageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ROOT = Path()
 """Every command runs at the root of the repository, as DVC does."""
@@ -36,6 +39,16 @@ def _settings(stage: str, *paths: str) -> dict[str, Any]:
             part = part[key]
         merged |= part
     return merged
+
+
+def _console() -> Console:
+    """Off a terminal nothing says how wide a line may be; rich would take 80 columns and break words."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    return console
 
 
 class _OneLine(click.Group):
@@ -170,11 +183,9 @@ def fetch(datasets: tuple[str, ...]) -> None:
 @_verb("What the next build will run, send and cost, and which edit is why; sends nothing.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def plan(as_json: bool) -> None:
-    from rich.console import Console
-
     from pipeline.stages.plan import run
 
-    run(ROOT, Console(), json=as_json)
+    run(ROOT, _console(), json=as_json)
 
 
 @_verb("Ask each served provider a few cheap questions: what it does to text, calls and counts.")
@@ -183,11 +194,9 @@ def plan(as_json: bool) -> None:
 @click.option("--again", default=0, show_default=True, help="Another number asks anew.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def probe(provider: str, target: str, again: int, as_json: bool) -> None:
-    from rich.console import Console
-
     from pipeline.stages.probe import run
 
-    run(provider, target, ROOT, Console(), json=as_json, sample=again)
+    run(provider, target, ROOT, _console(), json=as_json, sample=again)
 
 
 @main.group(short_help="Look after the store of paid answers.")
@@ -207,20 +216,16 @@ def _store_verb(help_text: str) -> Callable[[Callable[..., None]], click.Command
 @_store_verb("What it holds, and what that cost.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def stats(as_json: bool, simulator: bool) -> None:
-    from rich.console import Console
-
     from pipeline.stages.store import stats as run
 
-    run(ROOT, Console(), as_json, simulator=simulator)
+    run(ROOT, _console(), as_json, simulator=simulator)
 
 
 @_store_verb("Check every row of it.")
 def verify(simulator: bool) -> None:
-    from rich.console import Console
-
     from pipeline.stages.store import verify as run
 
-    run(ROOT, Console(), simulator=simulator)
+    run(ROOT, _console(), simulator=simulator)
 
 
 @_store_verb("Copy answers into one file that a colleague can import.")
@@ -239,11 +244,9 @@ def export_(identity: str, since: Any, attempts: bool, simulator: bool, file: Pa
 @_store_verb("Take answers from a file of `export`, or from a git revision's build.")
 @click.argument("source", metavar="FILE|REVISION")
 def import_(source: str, simulator: bool) -> None:
-    from rich.console import Console
-
     from pipeline.stages.store import import_ as run
 
-    run(ROOT, source, Console(), simulator=simulator)
+    run(ROOT, source, _console(), simulator=simulator)
 
 
 @_store_verb("Drop what no build needs; paid answers only if they are named, and with --yes.")
@@ -273,13 +276,11 @@ def reconcile(provider: str) -> None:
 def inspect(target: str, pretty: bool, file: Any) -> None:
     import json
 
-    from rich.console import Console
-
     from pipeline.stages import inspect as stage
 
     data, name = file.read(), getattr(file, "name", "-")
     if pretty:
-        stage.show(data, name, target, ROOT, Console())
+        stage.show(data, name, target, ROOT, _console())
         return
     for result in stage.inspect(data, name, target, ROOT):
         click.echo(json.dumps(result, ensure_ascii=False))
@@ -294,11 +295,9 @@ def target() -> None:
 @click.argument("name", default="all")
 def check(name: str) -> None:
     """Run contract and golden cases of target NAME, or of all, and print a table."""
-    from rich.console import Console
-
     from pipeline.stages.target_check import run
 
-    run(name, ROOT, Console())
+    run(name, ROOT, _console())
 
 
 @_verb("Run the simulator alone, until interrupted.")

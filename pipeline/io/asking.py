@@ -153,8 +153,8 @@ class Asker:
     ) -> Decision:
         """One exchange, and what came on disk.
 
-        Its slot is free as soon as the answer is here, so that a busy run does not wait for its disk: what a
-        kill can lose is what was on the wire, and the answers of the last hundredths of a second.
+        The money is settled when the answer is here, the slot is free when it is on disk: a kill loses no
+        more answers than slots.
         """
         client, slot = await self._enter(asked, n, bound)
         rerouted = without_provider(asked.body, course.avoid) if course.avoid else None
@@ -162,26 +162,28 @@ class Asker:
         self._run.tally.sent += 1
         met, retry_after_s, problem, cost = Met.NOTHING, None, "", None  # if it is torn down: cost unknown
         try:
-            exchange = await client.post(asked.path, text)
-            response = exchange.response
             try:
-                verdict = self._classify(asked, response)
-                judged = known[n] = self._judged(exchange, verdict)
-                decision = course.decide(n, response.status, verdict)
-            except Exception:
-                await self._store.record_response(asked, n, response, exchange.problem)
-                raise
-            met, retry_after_s, problem = _met(verdict), verdict.retry_after_s, judged.outcome.detail
-            cost = judged.outcome.cost_usd
+                exchange = await client.post(asked.path, text)
+                response = exchange.response
+                try:
+                    verdict = self._classify(asked, response)
+                    judged = known[n] = self._judged(exchange, verdict)
+                    decision = course.decide(n, response.status, verdict)
+                except Exception:
+                    await self._store.record_response(asked, n, response, exchange.problem)
+                    raise
+                met, retry_after_s, problem = _met(verdict), verdict.retry_after_s, judged.outcome.detail
+                cost = judged.outcome.cost_usd
+            finally:
+                self._run.settle(self._dataset, bound or 0.0, cost)
+            self._run.tally.answers += met is Met.ANSWER
+            self._run.tally.completion_tokens += judged.outcome.completion_tokens or 0
+            final = decision.next is Next.SETTLE and decision.attempt == n
+            await self._store.finish(
+                *(asked, n, response, exchange.problem, judged.outcome, judged.answer if final else None)
+            )
         finally:
-            self._run.settle(self._dataset, bound or 0.0, cost)
             self._line.done(slot, met, retry_after_s, problem)
-        self._run.tally.answers += met is Met.ANSWER
-        self._run.tally.completion_tokens += judged.outcome.completion_tokens or 0
-        final = decision.next is Next.SETTLE and decision.attempt == n
-        await self._store.finish(
-            *(asked, n, response, exchange.problem, judged.outcome, judged.answer if final else None)
-        )
         return decision
 
     async def _enter(self, asked: Asked, n: int, bound: float | None) -> tuple[Client, int]:

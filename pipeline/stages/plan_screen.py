@@ -26,15 +26,11 @@ from pipeline.core.plan import (
 
 MOST_LINES = 12
 """Of one table; `--json` has all."""
-_WIDTH = 160
-"""Off a terminal."""
 _LONGEST = 36
 
 
 def show(plan: Plan, console: Console) -> None:
     """Print it."""
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
     totals = Counter(one.stages[0].partition("@")[0] for one in plan.stages)
     datasets = {dataset_of(one.stages[0]) for one in plan.stages} - {""}
     stays = sum(one.fate is Fate.STAYS for one in plan.stages)

@@ -26,8 +26,8 @@ Row = dict[str, Any]
 class Interrupted:
     """A run that a signal met, and the run that finished the work.
 
-    `out_of_store`: begun and not ended in the store, which is what was in flight for the client: an answer
-    that has left the server but is not on disk yet is among them. `in_flight`: the same as the server saw it.
+    `out_of_store`: begun and not ended in the store: waiting for a slot, on the wire, or answered and not on
+    disk yet. `in_flight`: what the server had not answered yet.
     """
 
     first: Done
