@@ -51,13 +51,16 @@ _JSON = json.JSONDecoder(strict=False)
 _OBJECT = re.compile(r'\{\s*"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Exchange:
+    """What came, and what is noted while it is read."""
+
     status: int | None
     headers: Mapping[str, str]
     text: str
     request: Mapping[str, Any]
     flags: list[str] = field(default_factory=list)
+    streamed: bool = False
 
 
 def classify(
@@ -103,7 +106,9 @@ def _parse(exchange: _Exchange) -> tuple[dict[str, Any] | None, str]:
     if text.startswith("{"):
         return _parse_object(text, exchange.flags)
     if looks_like_stream(text):
-        exchange.flags.append("stream" if exchange.request.get("stream") else "framing")
+        exchange.streamed = bool(exchange.request.get("stream"))
+        if not exchange.streamed:
+            exchange.flags.append("framing")
         try:
             return assemble(text), ""
         except StreamCut as cut:
@@ -159,12 +164,12 @@ def _of_fault(
 
 def _of_answer(answer: dict[str, Any], exchange: _Exchange, generation_id: str | None) -> Verdict:
     cost, source = _cost(answer)
-    flags = tuple(flag for flag in exchange.flags if flag != "stream")
+    flags = tuple(exchange.flags)
     common: dict[str, Any] = {
         "cost_usd": cost,
         "cost_source": source,
         "generation_id": generation_id,
-        "streamed": "stream" in exchange.flags,
+        "streamed": exchange.streamed,
     }
     found = find_contradiction(answer, exchange.request)
     if found is not None:
