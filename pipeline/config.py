@@ -519,3 +519,5 @@ class Runtime(Settings):
     """Of one run, all datasets together."""
     max_cost_usd_by_dataset: dict[DatasetName, Annotated[float, Field(ge=0)]] = {}
     store: str | None = None
+    fast_encoder: bool = True
+    """Large datasets are encoded by fastokens, compared with the reference encoder as it goes."""

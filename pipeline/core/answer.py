@@ -25,7 +25,7 @@ def read_answer(body: Mapping[str, Any], *, cache_hit: bool = False) -> Answer:
     choice = body["choices"][0]
     message = choice.get("message") or {}
     content, thinking = _content(message.get("content"))
-    details = [part for part in _list(message, "reasoning_details") if isinstance(part, Mapping)]
+    details = [part for part in _list(message, "reasoning_details") if isinstance(part, dict)]
     copies = [_text(message, field) for field in _REASONING_FIELDS]
     copies += [_details_text(details), thinking]
     summary = "".join(_text(part, "summary") for part in details if part.get("type") == "reasoning.summary")
@@ -61,7 +61,7 @@ def model_and_counts(body: Mapping[str, Any] | None) -> tuple[str | None, int | 
     if body is None:
         return None, None, None
     choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     usage, _ = _usage(body, choice)
     return _text_or_none(body.get("model")), usage.prompt_tokens, usage.completion_tokens
 
@@ -75,7 +75,7 @@ def _content(content: Any) -> tuple[str, str]:
     text: list[str] = []
     thinking: list[str] = []
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(part, str):
             text.append(part)
         elif kind in ("text", "output_text") and "text" in part:
@@ -108,7 +108,7 @@ def _text(owner: Mapping[str, Any], field: str) -> str:
     return value
 
 
-def _details_text(details: list[Mapping[str, Any]]) -> str:
+def _details_text(details: list[dict[str, Any]]) -> str:
     return "".join(_text(part, "text") for part in details if part.get("type") == "reasoning.text")
 
 
@@ -118,8 +118,8 @@ def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
         calls = [{"id": None, "function": message["function_call"]}]
     read = []
     for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
             raise UnreadableAnswer("a tool call has no function name")
         arguments = function.get("arguments")
         rewritten = arguments is not None and not isinstance(arguments, str)
@@ -131,11 +131,11 @@ def _calls(message: Mapping[str, Any]) -> tuple[ToolCall, ...]:
 def _usage(body: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[Usage, list[str]]:
     """Counts; `count_elsewhere` is flagged when they come from another field than usage.completion_tokens."""
     usage = body.get("usage") or choice.get("usage") or {}
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return Usage(), []
     details = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     prompt = _count(usage, "prompt_tokens", "input_tokens", "native_tokens_prompt")
-    reasoning = _count(details, "reasoning_tokens") if isinstance(details, Mapping) else None
+    reasoning = _count(details, "reasoning_tokens") if isinstance(details, dict) else None
     completion, flags = _count(usage, "completion_tokens"), []
     if not completion:
         completion = _count(usage, "output_tokens", "native_tokens_completion")
@@ -165,7 +165,7 @@ def _ids(value: Any) -> tuple[int, ...] | None:
 
 def _sglext(body: Mapping[str, Any], key: str) -> Any:
     """SGLang's `return_output_ids_in_sglext`: output ids come as one list a choice."""
-    value = (body.get("sglext") or {}).get(key) if isinstance(body.get("sglext"), Mapping) else None
+    value = (body.get("sglext") or {}).get(key) if isinstance(body.get("sglext"), dict) else None
     return value[0] if isinstance(value, list) and value and isinstance(value[0], list) else value
 
 

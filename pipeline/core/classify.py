@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.core.contradictions import find_contradiction
 from pipeline.core.faults import Fault, read_fault
 from pipeline.core.sse import StreamCut, assemble, looks_like_stream
-from pipeline.records import Action
+from pipeline.records import Action, Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Verdict:
     """The endpoint asks for fewer requests at a time."""
     streamed: bool = False
     """The body was assembled from a stream that the request had asked for."""
+    answer: Answer | None = None
+    """Fields of `body`."""
 
 
 _JSON = json.JSONDecoder(strict=False)
@@ -171,7 +173,8 @@ def _of_answer(answer: dict[str, Any], exchange: _Exchange, generation_id: str |
         "generation_id": generation_id,
         "streamed": exchange.streamed,
     }
-    found = find_contradiction(answer, exchange.request)
+    read, found = find_contradiction(answer, exchange.request, cache_hit=is_cache_hit(exchange.headers))
+    common["answer"] = read
     if found is not None:
         return Verdict(
             found.action,
@@ -185,13 +188,21 @@ def _of_answer(answer: dict[str, Any], exchange: _Exchange, generation_id: str |
     return Verdict(action, "a complete answer", body=answer, flags=flags, **common)
 
 
+def is_cache_hit(headers: Mapping[str, str]) -> bool:
+    """OpenRouter's response cache answered (its usage is all zero)."""
+    return (
+        "x-openrouter-cache-source-id" in headers
+        or headers.get("x-openrouter-cache-status", "").upper() == "HIT"
+    )
+
+
 def _cost(answer: Mapping[str, Any]) -> tuple[float | None, str]:
     usage = answer.get("usage")
-    if not isinstance(usage, Mapping) or not usage:
+    if not isinstance(usage, dict) or not usage:
         return None, "unknown"
     cost = usage.get("cost")
     details = usage.get("cost_details") or {}
-    upstream = details.get("upstream_inference_cost") if isinstance(details, Mapping) else None
+    upstream = details.get("upstream_inference_cost") if isinstance(details, dict) else None
     own, theirs = _dollars(cost), _dollars(upstream)
     if theirs is not None and (own is None or usage.get("is_byok")):
         return theirs + (own or 0.0), "upstream"

@@ -107,7 +107,7 @@ def check_encoder(settings: TokenizerSettings, encoder: Encoder) -> list[Check]:
     return [
         *check_quickly(settings, encoder),
         *_check_boundaries(settings, encoder),
-        _check_corpus(settings, encoder),
+        check_corpus(settings, encoder),
     ]
 
 
@@ -201,7 +201,7 @@ def _check_boundaries(settings: TokenizerSettings, encoder: Encoder) -> list[Che
     return checks
 
 
-def _check_corpus(settings: TokenizerSettings, encoder: Encoder) -> Check:
+def check_corpus(settings: TokenizerSettings, encoder: Encoder) -> Check:
     expected, found = settings.contract.corpus_sha256, corpus_sha256(encoder)
     return Check(f"ids of the corpus ({corpus.SIZE} strings)", found == expected, expected, found)
 

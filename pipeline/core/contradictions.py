@@ -33,16 +33,23 @@ class Contradiction:
     keep: bool = True
 
 
-def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> Contradiction | None:
-    """The first contradiction that needs no tokenizer, or None."""
+def find_contradiction(
+    body: Mapping[str, Any], request: Mapping[str, Any], *, cache_hit: bool = False
+) -> tuple[Answer | None, Contradiction | None]:
+    """The answer's fields, if they can be read, and the first contradiction that needs no tokenizer."""
     choice = body["choices"][0]  # read_fault has made sure that there is one
-    if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
-        return Contradiction(Action.RETRY, "the choice has no message", "no_message", keep=False)
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        return None, Contradiction(Action.RETRY, "the choice has no message", "no_message", keep=False)
     try:
         answer = read_answer(body)
     except UnreadableAnswer as odd:
-        return Contradiction(Action.FATAL_ROW, f"{odd}: its tokens can't be had", "not_text")
-    if choice["message"].get("refusal"):
+        return None, Contradiction(Action.FATAL_ROW, f"{odd}: its tokens can't be had", "not_text")
+    found = _of_fields(answer, choice["message"]) or _of_calls(answer, request)
+    return (read_answer(body, cache_hit=True) if cache_hit else answer), found
+
+
+def _of_fields(answer: Answer, message: Mapping[str, Any]) -> Contradiction | None:
+    if message.get("refusal"):
         return Contradiction(
             Action.FATAL_ROW, "the answer is a refusal field, not text of the model", "refusal"
         )
@@ -60,7 +67,7 @@ def find_contradiction(body: Mapping[str, Any], request: Mapping[str, Any]) -> C
         return Contradiction(
             Action.REROUTE, "the answer is in another family's turn format", "foreign_markers"
         )
-    return _of_calls(answer, request)
+    return None
 
 
 def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | None:
@@ -69,7 +76,7 @@ def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | Non
     offered = [
         tool["function"].get("name")
         for tool in (tools if isinstance(tools, list) else [])
-        if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
+        if isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     ]
     reasons = {answer.finish_reason, answer.native_finish_reason}
     if choice == "none" and _SECTION in answer.content:
@@ -80,21 +87,21 @@ def _of_calls(answer: Answer, request: Mapping[str, Any]) -> Contradiction | Non
             return None
         if reasons & CALL_REASONS:
             return Contradiction(Action.REROUTE, "finish_reason says calls and none came", "calls_lost")
-        if choice == "required" or isinstance(choice, Mapping):
+        if choice == "required" or isinstance(choice, dict):
             return Contradiction(
                 Action.REROUTE, "tool_choice asks for a call, none came", "tool_choice_ignored"
             )
         return None
     if choice == "none":
         return Contradiction(Action.REROUTE, "a call although tool_choice was none", "tool_choice_ignored")
-    if (choice == "required" or isinstance(choice, Mapping)) and not answer.reasoning:
+    if (choice == "required" or isinstance(choice, dict)) and not answer.reasoning:
         return Contradiction(
             Action.REROUTE,
             "a forced call without reasoning is not in the model's own format",
             "forced_output",
         )
-    named = choice.get("function") if isinstance(choice, Mapping) else None
-    if isinstance(named, Mapping) and any(call.name != named.get("name") for call in answer.tool_calls):
+    named = choice.get("function") if isinstance(choice, dict) else None
+    if isinstance(named, dict) and any(call.name != named.get("name") for call in answer.tool_calls):
         return Contradiction(Action.REROUTE, "another tool than asked for was called", "tool_choice_ignored")
     cut = not reasons.isdisjoint(LENGTH_REASONS)
     for number, call in enumerate(answer.tool_calls, 1):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import tiktoken
 from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -37,7 +37,13 @@ class Encoder(Protocol):
     """A loaded tokenizer. Ids are ints below `vocab_size`; `special` maps every special token to its id."""
 
     special: Mapping[str, int]
+    special_strings: frozenset[str]
+    """Keys of `special`, made once: each prompt asks for them."""
     vocab_size: int
+
+    def with_prompt(self, prompt: PromptEncoding) -> Self:
+        """The same tokenizer for a target that encodes prompts in another way."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text: a special string inside it is spelled out, never its special id."""
@@ -92,6 +98,7 @@ class TiktokenEncoder:
         prompt: PromptEncoding,
     ) -> None:
         self.special: Mapping[str, int] = MappingProxyType(dict(special))
+        self.special_strings = frozenset(special)
         self._ranks = dict(ranks)
         self._pattern = pattern
         self._prompt = prompt
@@ -100,7 +107,7 @@ class TiktokenEncoder:
         )
         self.vocab_size: int = self._encoding.n_vocab
 
-    def with_prompt(self, prompt: PromptEncoding) -> TiktokenEncoder:
+    def with_prompt(self, prompt: PromptEncoding) -> Self:
         """The same tokenizer for a target that encodes prompts in another way."""
         other = copy.copy(self)
         other._prompt = prompt
@@ -108,7 +115,7 @@ class TiktokenEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text."""
-        longest = _check(text)
+        longest = check_text(text)
         if longest >= _TIKTOKEN_SPACE_RUN:
             return self._encode_split(text)
         return _guarded(self._encoding.encode_ordinary, text)
@@ -120,7 +127,7 @@ class TiktokenEncoder:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a rendered prompt, cut as the vendor's tokenizer cuts it."""
-        _check(text)
+        check_text(text)
         ids: list[int] = []
         for piece in cut_prompt(text, self._prompt):
             ids += self._encode_special(piece) if self._prompt.parse_special else self.encode(piece)
@@ -139,12 +146,12 @@ class TiktokenEncoder:
                 lambda text: self._encoding.encode(text, allowed_special="all", disallowed_special=()), piece
             )
         ids: list[int] = []
-        for part in self._special_strings.split(piece):
+        for part in self._special_pattern.split(piece):
             ids += [self.special[part]] if part in self.special else self.encode(part)
         return ids
 
     @cached_property
-    def _special_strings(self) -> re.Pattern[str]:
+    def _special_pattern(self) -> re.Pattern[str]:
         longest_first = sorted(self.special, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, longest_first))})" if longest_first else r"(?!)")
 
@@ -171,6 +178,7 @@ class HfEncoder:
         self.special: Mapping[str, int] = MappingProxyType(
             {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
         )
+        self.special_strings = frozenset(self.special)
         self._prompt = prompt
         self._full = tokenizer
         # Ordinary text needs an object that knows no added token: `encode_special_tokens` still
@@ -183,7 +191,7 @@ class HfEncoder:
         self._bytes = _token_bytes(tokenizer.get_vocab(with_added_tokens=True), self.special)
         self.vocab_size: int = max(self._bytes) + 1
 
-    def with_prompt(self, prompt: PromptEncoding) -> HfEncoder:
+    def with_prompt(self, prompt: PromptEncoding) -> Self:
         """The same tokenizer for a target that encodes prompts in another way."""
         other = copy.copy(self)
         other._prompt = prompt
@@ -191,13 +199,13 @@ class HfEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text."""
-        _check(text)
+        check_text(text)
         return _guarded(lambda item: _ids(self._plain, item), text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text."""
         for text in texts:
-            _check(text)
+            check_text(text)
         return [
             encoded.ids
             for encoded in _guarded(
@@ -207,7 +215,7 @@ class HfEncoder:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a rendered prompt; no token is added around it, the template has written them all."""
-        _check(text)
+        check_text(text)
         tokenizer = self._full if self._prompt.parse_special else self._plain
         return [
             token_id
@@ -250,7 +258,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _check(text: str) -> int:
+def check_text(text: str) -> int:
     """Length of the longest run of whitespace, if it matters.
 
     A lone surrogate has no UTF-8; tiktoken would quietly encode U+FFFD in its place.

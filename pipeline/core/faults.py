@@ -66,23 +66,23 @@ def read_fault(status: int, body: Any, text: str) -> Fault | None:
         return replace(fault, maybe_billed=billed)
     if not 200 <= status < 300:
         return _of_bare_status(status, text)
-    choices = body.get("choices") if isinstance(body, Mapping) else None
-    if isinstance(body, Mapping) and not (isinstance(choices, list) and choices):
+    choices = body.get("choices") if isinstance(body, dict) else None
+    if isinstance(body, dict) and not (isinstance(choices, list) and choices):
         return Fault(Action.RETRY, "the answer has no choices; nothing was generated", maybe_billed=True)
-    if body is not None and not isinstance(body, Mapping):
+    if body is not None and not isinstance(body, dict):
         return Fault(Action.RETRY, "the body is JSON but no object", maybe_billed=True)
     return None
 
 
 def _error_object(body: Any) -> tuple[Mapping[str, Any] | None, bool]:
     """The error with content, wherever it stands; True: in a choice, after text may have been made."""
-    if not isinstance(body, Mapping):
+    if not isinstance(body, dict):
         return None, False
     found = stated_error(body.get("error"))
     if found is not None:
         return found, False
     choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     found = stated_error(choice.get("error"))
     if found is None and choice.get("finish_reason") == "error":
         found = {"message": "the provider broke off", "code": 502}
@@ -93,12 +93,12 @@ def stated_error(error: Any) -> Mapping[str, Any] | None:
     """An `error` field that says something; an empty one beside a good answer is None."""
     if isinstance(error, str) and error.strip():
         return {"message": error}
-    return error if isinstance(error, Mapping) and _says_something(error) else None
+    return error if isinstance(error, dict) and _says_something(error) else None
 
 
 def _says_something(value: Any) -> bool:
     """Some text, number or flag, at any depth. A code of success says nothing."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         code = value.get("code")
         if isinstance(code, int) and 200 <= code < 300:
             return False
@@ -123,17 +123,17 @@ def _code(error: Mapping[str, Any], status: int) -> int:
 
 def _types(error: Mapping[str, Any]) -> list[str]:
     metadata = error.get("metadata")
-    meta = metadata if isinstance(metadata, Mapping) else {}
+    meta = metadata if isinstance(metadata, dict) else {}
     return [str(value) for value in (meta.get("error_type"), error.get("code"), error.get("type")) if value]
 
 
 def _classify(code: int, error: Mapping[str, Any], in_choice: bool) -> Fault:
     metadata = error.get("metadata")
-    meta: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
+    meta: Mapping[str, Any] = metadata if isinstance(metadata, dict) else {}
     provider = meta.get("provider_name") or None
     message = _message(error, meta)
     availability = error.get("availability")
-    if isinstance(availability, Mapping) and isinstance(availability.get("retryable"), bool):
+    if isinstance(availability, dict) and isinstance(availability.get("retryable"), bool):
         wait = availability.get("retry_after")
         if availability["retryable"]:
             wait_s = wait if isinstance(wait, (int, float)) else None

@@ -32,7 +32,6 @@ class Exchange:
     request: Mapping[str, Any]
     rendered: RenderedPrompt
     verdict: Verdict | None = None
-    cache_hit: bool = False
     profile: Profile | None = None
 
 
@@ -55,20 +54,15 @@ class Judgement:
         return self.result.completion_ids if self.action.usable else None
 
 
-def is_cache_hit(headers: Mapping[str, str]) -> bool:
-    """OpenRouter's response cache answered (its usage is all zero)."""
-    return (
-        "x-openrouter-cache-source-id" in headers
-        or headers.get("x-openrouter-cache-status", "").upper() == "HIT"
-    )
-
-
 def judge_batch(exchanges: Sequence[Exchange], encoder: Encoder, grammar: CompiledGrammar) -> list[Judgement]:
     """One judgement an exchange, in order; texts are encoded in one batch."""
     answers: list[Answer | UnreadableAnswer] = []
     for exchange in exchanges:
+        if exchange.verdict is not None and exchange.verdict.answer is not None:
+            answers.append(exchange.verdict.answer)
+            continue
         try:
-            answers.append(read_answer(exchange.body, cache_hit=exchange.cache_hit))
+            answers.append(read_answer(exchange.body))
         except UnreadableAnswer as odd:
             answers.append(odd)
     readable = [

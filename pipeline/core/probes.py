@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config import Api, GenerateSettings, RenderSettings
-from pipeline.core.answer import read_answer
 from pipeline.core.classify import classify
 from pipeline.core.encoding import Encoder
 from pipeline.core.prompt_check import PromptVerdict, check_prompt
@@ -154,10 +153,10 @@ def read_evidence(
 ) -> Evidence | Odd:
     """The answer, and how its prompt count compares with our own render."""
     verdict = classify(response.status, response.headers, response.body, request)
-    if verdict.body is None or not verdict.action.usable:
+    if verdict.body is None or verdict.answer is None or not verdict.action.usable:
         served = (verdict.body or {}).get("provider")
         return Odd(" ".join(verdict.reason.split()), served if isinstance(served, str) else None)
-    answer = read_answer(verdict.body)  # classify has made sure that it can be read
+    answer = verdict.answer
     try:
         prompt = check_prompt(answer, render_ids(request, render, encoder))
     except UnrenderableRequest:  # the target's template refuses it; the answer still shows habits

@@ -111,6 +111,8 @@ def _fields(context: Context, calls: Sequence[Call] | None = None) -> Fields:
 
 def calls_of(context: Context, *, rebuild: bool = False) -> list[Call]:
     """The calls as the fields give them, or with the ids that the model itself would have written."""
+    if not context.answer.tool_calls:
+        return []
     before = calls_before(context.request)
     grammar = context.grammar
     return [

@@ -54,9 +54,11 @@ def render_ids(request: Mapping[str, Any], settings: RenderSettings, encoder: En
     """The prompt as ids, as the target's own tokenizer encodes it."""
     variables = _variables(request, settings)
     text = _fill(variables, settings)
-    specials = _Specials.of(frozenset(encoder.special))
+    specials = _Specials.of(encoder.special_strings)
     marker = next(chr(code) for code in _PRIVATE_USE if chr(code) not in text)
-    marked = _fill(variables, settings, lambda part: specials.broken(part, marker))
+    marked = text
+    if not _is_plain(variables, lambda part: specials.broken(part, marker) == part):
+        marked = _fill(variables, settings, lambda part: specials.broken(part, marker))
     told_apart = marked.replace(marker, "") == text
     try:
         if settings.encoding.parse_special:
@@ -126,6 +128,16 @@ def _variables(request: Mapping[str, Any], settings: RenderSettings) -> dict[str
     }
 
 
+def _is_plain(variables: Mapping[str, Any], unchanged: Callable[[str], bool]) -> bool:
+    """Marking would change nothing: most prompts are messages of plain text, and filling twice is dear."""
+    return variables["tools"] is None and all(
+        isinstance(value, str) and unchanged(value)
+        for message in variables["messages"]
+        for value in message.values()
+        if value is not None
+    )
+
+
 def _fill(
     variables: Mapping[str, Any], settings: RenderSettings, mark: Callable[[str], str] | None = None
 ) -> str:
@@ -168,11 +180,22 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way to what templates do most: `message.role`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A key of a dict, unless dicts have a method of that name."""
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_OF_DICTS = frozenset(dir(dict))
+
+
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     try:

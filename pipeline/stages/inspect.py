@@ -14,7 +14,7 @@ from pipeline.config import Target
 from pipeline.core.classify import classify
 from pipeline.core.encoding import Encoder
 from pipeline.core.grammar import CompiledGrammar
-from pipeline.core.judge import Exchange, Judgement, is_cache_hit, judge_batch
+from pipeline.core.judge import Exchange, Judgement, judge_batch
 from pipeline.core.render import UnrenderableRequest, render_ids
 from pipeline.errors import SourceError
 from pipeline.io.conf import load_target
@@ -115,7 +115,7 @@ def _judge(
     if verdict.body is None or not verdict.action.usable or rendered is None:
         ids = None if rendered is None else rendered.ids
         return _result(value, (verdict.action, verdict.reason), verdict.flags, ids, None, encoder), None
-    exchange = Exchange(verdict.body, request, rendered, verdict, is_cache_hit(headers))
+    exchange = Exchange(verdict.body, request, rendered, verdict)
     judged = judge_batch([exchange], encoder, grammar)[0]
     decision = (judged.action, judged.reason)
     return _result(value, decision, judged.flags, judged.prompt.ids, judged, encoder), judged

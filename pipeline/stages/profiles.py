@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from pipeline.config import ProfilesSettings
-from pipeline.core.answer import UnreadableAnswer, read_answer
 from pipeline.core.classify import classify
 from pipeline.core.grammar import CompiledGrammar
 from pipeline.core.learning import Learned, learn
@@ -58,12 +57,8 @@ def _collect(rows: list[dict[str, Any]], cases: dict[str, list[Case]]) -> None:
             continue
         request = json.loads(row["request"])
         verdict = classify(row["status"], json.loads(row["headers"]), row["body"], request)
-        if verdict.body is None or not verdict.action.usable:
-            continue
-        try:
-            of_provider.append(Case(read_answer(verdict.body), request))
-        except UnreadableAnswer:  # it becomes a reject with this reason in reconstruct
-            continue
+        if verdict.answer is not None and verdict.action.usable:
+            of_provider.append(Case(verdict.answer, request))
 
 
 def _evidence(item: Learned) -> dict[str, Any]:

@@ -14,27 +14,32 @@ from pipeline.config import Profile, ReconstructSettings
 from pipeline.core.classify import classify
 from pipeline.core.encoding import Encoder
 from pipeline.core.grammar import CompiledGrammar
-from pipeline.core.judge import Exchange, is_cache_hit, judge_batch
+from pipeline.core.judge import Exchange, judge_batch
 from pipeline.core.render import RenderedPrompt, UnrenderableRequest, render_ids
 from pipeline.core.samples import to_sample
 from pipeline.core.shards import cut, shard_names
 from pipeline.errors import StageError
+from pipeline.io.conf import load_runtime
 from pipeline.io.files import read_parquet
 from pipeline.io.tables import write_index, write_rejects, write_samples
-from pipeline.io.tokenizers import load
+from pipeline.io.tokenizers import load, load_fast
 from pipeline.records import Reject, Sample
 from pipeline.stages.shell import parse_settings
 
 Row = dict[str, Any]
 
+FAST_FROM_ROWS = 15_000
+"""From here on the faster encoder saves more than the second that it takes to load and compare."""
+
 
 def run(dataset: str, subtree: dict[str, Any], root: Path) -> str:
     """Read every response of one dataset; rows in = samples + rejects."""
     settings = parse_settings(ReconstructSettings, subtree, f"{dataset}.reconstruct")
-    encoder = load(root / "build/tokenizer", settings.render.encoding)
+    table = read_parquet(root / f"build/responses/{dataset}.parquet")
+    fast = table.num_rows >= FAST_FROM_ROWS and load_runtime(root).fast_encoder
+    encoder = (load_fast if fast else load)(root / "build/tokenizer", settings.render.encoding)
     grammar = CompiledGrammar(settings.grammar, encoder.special, thinking=settings.render.thinking)
     profiles = _profiles(root, dataset)
-    table = read_parquet(root / f"build/responses/{dataset}.parquet")
     prompt_ids = table.column("prompt_id").to_pylist()
     folder = root / f"build/samples/{dataset}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +108,7 @@ def _exchange(
         return Reject(row["row_id"], "reconstruct", "unrenderable_prompt", str(broken), raw)
     served = row["served_provider"] or ""
     profile = profiles.get(served, profiles.get("default"))
-    return Exchange(verdict.body, request, rendered, verdict, is_cache_hit(headers), profile)
+    return Exchange(verdict.body, request, rendered, verdict, profile)
 
 
 def _profiles(root: Path, dataset: str) -> dict[str, Profile]:

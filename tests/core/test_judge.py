@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.classify import classify
 from pipeline.core.grammar import CompiledGrammar
-from pipeline.core.judge import Exchange, is_cache_hit, judge_batch
+from pipeline.core.judge import Exchange, judge_batch
 from pipeline.core.render import UnrenderableRequest, render_ids
 from pipeline.records import Action
 
@@ -27,7 +27,7 @@ def _judge(status, headers, body, request, kimi, kimi_target, grammar):
     if verdict.body is None or not verdict.action.usable:
         return verdict.action, None
     rendered = render_ids(request, kimi_target.render, kimi)
-    exchange = Exchange(verdict.body, request, rendered, verdict, is_cache_hit(headers))
+    exchange = Exchange(verdict.body, request, rendered, verdict)
     judged = judge_batch([exchange], kimi, grammar)[0]
     return judged.action, judged
 

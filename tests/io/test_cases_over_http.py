@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pipeline.config import Api, GenerateSettings, Price, Runtime, Sampling, Transport
 from pipeline.core.classify import classify
 from pipeline.core.grammar import CompiledGrammar
-from pipeline.core.judge import Exchange, is_cache_hit, judge_batch
+from pipeline.core.judge import Exchange, judge_batch
 from pipeline.core.render import render_ids
 from pipeline.errors import GenerationError
 from pipeline.io.client import Client
@@ -83,8 +83,7 @@ def test_an_exchange_over_http_leads_to_the_given_decision(case, kimi, kimi_targ
         assert verdict.action in _allowed(case)
         return
     rendered = render_ids(request, kimi_target.render, kimi)
-    cache_hit = is_cache_hit(response.headers)
-    (judged,) = judge_batch([Exchange(verdict.body, request, rendered, verdict, cache_hit)], kimi, grammar)
+    (judged,) = judge_batch([Exchange(verdict.body, request, rendered, verdict)], kimi, grammar)
     assert judged.action in _allowed(case)
     if judged.action.usable:
         assert list(judged.completion_ids) == expect["completion_ids"]
