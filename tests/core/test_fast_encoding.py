@@ -100,5 +100,5 @@ def test_a_fast_encoder_of_another_pattern_is_refused_at_load(folder, kimi_targe
 
     fake = SimpleNamespace(Tokenizer=SimpleNamespace(from_tiktoken=other))
     monkeypatch.setattr("pipeline.io.tokenizers.fastokens", fake)
-    with pytest.raises(ContractError, match=r"fastokens.*ids of the corpus.*fast_encoder: false"):
+    with pytest.raises(ContractError, match=r"fastokens .*fast_encoder: false"):
         load_fast(folder, kimi_target.render.encoding)
