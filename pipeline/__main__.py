@@ -135,17 +135,23 @@ def profiles() -> None:
 @_verb("Responses -> exact token ids in build/samples/, the rest in build/rejects/.")
 @click.argument("dataset")
 def reconstruct(dataset: str) -> None:
+    from pipeline.io.conf import load_runtime
     from pipeline.stages.reconstruct import run
 
-    click.echo(run(dataset, _settings("reconstruct", "reading", f"{dataset}.reconstruct"), ROOT))
+    click.echo(
+        run(dataset, _settings("reconstruct", "reading", f"{dataset}.reconstruct"), ROOT, load_runtime(ROOT))
+    )
 
 
 @_verb("Check every row against every rule -> build/verdicts/, build/reports/.")
 @click.argument("dataset")
 def validate(dataset: str) -> None:
+    from pipeline.io.conf import load_runtime
     from pipeline.stages.validate import run
 
-    click.echo(run(dataset, _settings("validate", "reading", f"{dataset}.validate"), ROOT))
+    click.echo(
+        run(dataset, _settings("validate", "reading", f"{dataset}.validate"), ROOT, load_runtime(ROOT))
+    )
 
 
 @_verb("Write the rows that pass in a trainer's format -> build/exports/.")

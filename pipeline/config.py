@@ -479,6 +479,16 @@ class ExportSettings(Settings):
     """Shuffles by conversation; None keeps the source order."""
     validation_share: float = 0.0
     """Share of conversations that goes to the validation split; a conversation stays on one side."""
+    max_length: Annotated[int, Field(gt=0)] | None = None
+    """Tokens of prompt and completion that the trainer reads; None: no limit."""
+    too_long: Literal["drop", "cut", "keep"] = "drop"
+    """What becomes of longer rows; the card counts them. `cut`: on the right, as trainers do."""
+    draft_vocabulary: Annotated[int, Field(gt=0)] | None = None
+    """Tokens of the drafter's vocabulary: writes the maps to the target's, counted over the train split."""
+    vocabulary_as: Literal["npy", "pt"] = "npy"
+    """`pt`: the trainer's own files; needs the extra `torch`."""
+    target_vocabulary: Annotated[int, Field(gt=0)] | None = None
+    """Rows of the target's embedding, where they are more than the tokenizer's ids."""
 
 
 class DatasetOverrides(Settings):
@@ -519,5 +529,14 @@ class Runtime(Settings):
     """Of one run, all datasets together."""
     max_cost_usd_by_dataset: dict[DatasetName, Annotated[float, Field(ge=0)]] = {}
     store: str | None = None
+    executor: Literal["local", "ray"] = "local"
+    """Where the shards of large datasets are worked on: in processes here, or on a Ray cluster."""
+    workers: Annotated[int, Field(gt=0)] | None = None
+    """Processes at once; None: as many as there are cores."""
+    ray_address: str | None = None
+    """Of a running cluster (`auto`, `ray://host:10001`); None starts one on this machine."""
+    shard_cache: str | None = None
+    """Folder of finished shards; None: the user's cache folder."""
+    shard_cache_gb: Annotated[float, Field(ge=0)] = 10.0
     fast_encoder: bool = True
     """Large datasets are encoded by fastokens, compared with the reference encoder as it goes."""

@@ -7,7 +7,6 @@ both sides, so whole conversations are moved, by a hash: adding rows moves no ot
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 
 def in_validation(conversation_id: str, share: float) -> bool:
@@ -15,16 +14,14 @@ def in_validation(conversation_id: str, share: float) -> bool:
     return _fraction("split", conversation_id) < share
 
 
-def shuffled(conversation_ids: Sequence[str], seed: int | None) -> list[int]:
-    """Row numbers in export order; rows of one conversation stay together and in order. None: as they are."""
-    rows = range(len(conversation_ids))
-    if seed is None:
-        return list(rows)
-    return sorted(
-        rows, key=lambda row: (_fraction(str(seed), conversation_ids[row]), conversation_ids[row], row)
-    )
+def shuffle_key(conversation_id: str, seed: int) -> int:
+    """64 bits to sort by (stably): rows of one conversation stay together and in order."""
+    return _hash(str(seed), conversation_id)
 
 
 def _fraction(salt: str, text: str) -> float:
-    digest = hashlib.blake2b(f"{salt}:{text}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return _hash(salt, text) / 2**64
+
+
+def _hash(salt: str, text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{salt}:{text}".encode(), digest_size=8).digest(), "big")

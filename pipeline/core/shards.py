@@ -8,7 +8,11 @@ changed where sharding by hash alone rewrote all 256).
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
+
+LONGEST = 4
+"""Times the mean."""
 
 
 def opens_shard(prompt_id: str, mean_rows: int) -> bool:
@@ -17,22 +21,47 @@ def opens_shard(prompt_id: str, mean_rows: int) -> bool:
     return int.from_bytes(digest, "big") % mean_rows == 0
 
 
+class Cutter:
+    """Told of prompt ids part by part, in source order, says where shards open.
+
+    Rows of one prompt (its turns stand together) are never parted. A shard that would grow beyond
+    `LONGEST` times the mean is cut too, so that memory is bounded; that is one in e^4 = 55.
+    """
+
+    def __init__(self, mean_rows: int) -> None:
+        self._mean = mean_rows
+        self._before: str | None = None
+        self._rows = 0
+
+    def feed(self, prompt_ids: Sequence[str]) -> list[int]:
+        """Positions in this part at which a shard opens."""
+        opened: list[int] = []
+        for row, prompt_id in enumerate(prompt_ids):
+            if prompt_id != self._before:
+                full = self._rows >= LONGEST * self._mean
+                if self._before is None or full or opens_shard(prompt_id, self._mean):
+                    opened.append(row)
+                    self._rows = 0
+                self._before = prompt_id
+            self._rows += 1
+        return opened
+
+
 def cut(prompt_ids: Sequence[str], mean_rows: int) -> list[range]:
-    """Consecutive row ranges; rows of one prompt (its turns stand together) are never parted."""
-    starts = [
-        row
-        for row, prompt_id in enumerate(prompt_ids)
-        if row == 0 or (prompt_id != prompt_ids[row - 1] and opens_shard(prompt_id, mean_rows))
-    ]
+    """Consecutive row ranges, one a shard."""
+    starts = Cutter(mean_rows).feed(prompt_ids)
     ends = [*starts[1:], len(prompt_ids)][: len(starts)]
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def shard_names(prompt_ids: Sequence[str], ranges: Sequence[range]) -> list[str]:
-    """A name by the prompt that opens the shard: names stay when shards before it come and go."""
-    names: list[str] = []
-    for rows in ranges:
-        stem = prompt_ids[rows.start][:16]
-        repeated = sum(name.split("-")[0] == stem for name in names)
-        names.append(f"{stem}-{repeated}" if repeated else stem)
-    return names
+class Names:
+    """A shard's name, by the prompt that opens it: names stay when shards before it come and go."""
+
+    def __init__(self) -> None:
+        self._used: Counter[str] = Counter()
+
+    def of(self, first_prompt_id: str) -> str:
+        """Names are told apart where several begin alike."""
+        stem = first_prompt_id[:16]
+        self._used[stem] += 1
+        return f"{stem}-{self._used[stem] - 1}" if self._used[stem] > 1 else stem

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.core.draft_vocabulary import DraftVocabulary
 from pipeline.records import ExportRow
 
 FORM = "jsonl"
@@ -30,3 +31,8 @@ def row(sample: ExportRow) -> dict[str, Any]:
         "text": sample.text,
         "metadata": metadata,
     }
+
+
+def vocabulary_files(vocabulary: DraftVocabulary) -> dict[str, dict[Any, Any]]:
+    """`token_freq.pt`, counts by token id; always written: an old one in the folder would be used unseen."""
+    return {"token_freq.pt": vocabulary.frequencies}

@@ -32,6 +32,12 @@ def code_hashes(root: Path) -> dict[str, str]:
     return {stage: _hash(root, files_of(stage, root)) for stage in STAGES}
 
 
+def hash_of_stage(stage: str) -> str:
+    """The same for one stage of the code that is running."""
+    root = Path(__file__).resolve().parent.parent.parent
+    return _hash(root, files_of(stage, root))
+
+
 def format_hashes(root: Path, formats: Iterable[str]) -> dict[str, str]:
     """Export format -> hash of its module. Raises ConfigError for a format without one."""
     folder = root / _FORMATS.replace(".", "/")

@@ -29,8 +29,25 @@ def atomic(path: Path) -> Iterator[Path]:
 
 def write_parquet(path: Path, table: pa.Table) -> None:
     """zstd, one row group per 64k rows; the bytes depend on the table and pyarrow's version alone."""
+    write_bytes(path, parquet_bytes(table))
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """What `write_parquet` writes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=65_536)
+    return bytes(sink.getvalue())
+
+
+def table_of(data: bytes, columns: list[str] | None = None) -> pa.Table:
+    """A table out of `parquet_bytes`."""
+    return pq.read_table(pa.BufferReader(data), columns=columns)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """The whole file."""
     with atomic(path) as part:
-        pq.write_table(table, part, compression="zstd", row_group_size=65_536)
+        part.write_bytes(data)
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -56,10 +73,10 @@ def write_parquet_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]
             writer.write_table(part)
 
 
-def read_parquet_parts(path: Path, rows: int) -> Iterator[pa.RecordBatch]:
+def read_parquet_parts(path: Path, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     """At most `rows` rows at a time. Raises StageError as `read_parquet` does."""
     with _readable(path), pq.ParquetFile(path) as file:
-        yield from file.iter_batches(rows)
+        yield from file.iter_batches(rows, columns=columns)
 
 
 def count_parquet(path: Path) -> int:

@@ -37,6 +37,11 @@ def locked(stage: str, root: Path) -> dict[str, str]:
     return versions
 
 
+def installed(stage: str) -> dict[str, str]:
+    """Version of each library that the stage's bytes depend on, as it is installed."""
+    return {name: version(name) for name in BY_STAGE[stage]}
+
+
 def check_installed(versions: Mapping[str, str]) -> None:
     """Raises ConfigError naming the first library that is installed in another version."""
     for name, wanted in versions.items():

@@ -15,22 +15,25 @@ LINE_EVERY_S = 15.0
 @contextmanager
 def progress(
     label: str, total: int, note: Callable[[], str], console: Console | None = None
-) -> Iterator[Callable[[], None]]:
-    """A function to call after each step; `note` says what else is worth seeing."""
+) -> Iterator[Callable[[int], None]]:
+    """A function to call with the steps that were done; `note` says what else is worth seeing."""
     console = console or Console(stderr=True)
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True) as bar:
             task = bar.add_task(label, total=total, note="")
-            yield lambda: bar.update(task, advance=1, note=note())
+            yield lambda steps: bar.update(task, advance=steps, note=note())
         return
     done, next_line = 0, time.monotonic() + LINE_EVERY_S
 
-    def step() -> None:
+    def step(steps: int) -> None:
         nonlocal done, next_line
-        done += 1
+        done += steps
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_EVERY_S
-            console.print(f"{label}: {done}/{total}, {note()}", markup=False, highlight=False, soft_wrap=True)
+            said = f"{label}: {done}/{total}"
+            console.print(
+                ", ".join(filter(None, (said, note()))), markup=False, highlight=False, soft_wrap=True
+            )
 
     yield step

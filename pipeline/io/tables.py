@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +15,45 @@ import pyarrow as pa
 from pipeline import schemas
 from pipeline.core.rules import Columns
 from pipeline.errors import StageError
-from pipeline.io.files import read_json, read_parquet, write_json, write_parquet
+from pipeline.io.files import read_json, read_parquet, write_json
 from pipeline.records import Reject, Sample
 
 INDEX = "index.json"
 
 
-def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """One shard."""
-    columns: dict[str, list[Any]] = {
-        name: [getattr(sample, name) for sample in samples]
-        for name in (
-            "row_id",
-            "prompt_id",
-            "turn",
-            "prompt_length",
-            "text",
-            "provider",
-            "model",
-            "prompt_delta",
-        )
-    }
-    columns["input_ids"] = [np.asarray(sample.input_ids, dtype=np.int32) for sample in samples]
-    columns["flags"] = [list(sample.flags) for sample in samples]
+_PLAIN = ("row_id", "prompt_id", "turn", "prompt_length", "text", "provider", "model", "prompt_delta")
+
+
+def samples_table(samples: Sequence[Sample]) -> pa.Table:
+    """One shard, in the columns of SAMPLES."""
+    columns: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in _PLAIN}
+    columns["input_ids"] = _lists([sample.input_ids for sample in samples], np.int32)
+    columns["flags"] = [sample.flags for sample in samples]
     columns["ending"] = [sample.ending.value for sample in samples]
     columns["fidelity"] = [sample.fidelity.value for sample in samples]
-    columns["spans"] = [
-        [{"kind": span.kind, "start": span.start, "end": span.end} for span in sample.spans]
-        for sample in samples
-    ]
-    write_parquet(
-        path, pa.table({field.name: columns[field.name] for field in schemas.SAMPLES}, schema=schemas.SAMPLES)
+    spans = [span for sample in samples for span in sample.spans]
+    columns["spans"] = pa.ListArray.from_arrays(
+        _offsets([sample.spans for sample in samples]),
+        pa.StructArray.from_arrays(
+            [
+                pa.array([span.kind for span in spans], pa.string()),
+                pa.array([span.start for span in spans], pa.int32()),
+                pa.array([span.end for span in spans], pa.int32()),
+            ],
+            names=["kind", "start", "end"],
+        ),
     )
+    return pa.table([columns[field.name] for field in schemas.SAMPLES], schema=schemas.SAMPLES)
+
+
+def _lists(rows: Sequence[Sequence[int]], dtype: Any) -> pa.ListArray:
+    """Rows of numbers, through one flat array."""
+    flat = np.fromiter(chain.from_iterable(rows), dtype=dtype)
+    return pa.ListArray.from_arrays(_offsets(rows), pa.array(flat))
+
+
+def _offsets(rows: Sequence[Sequence[Any]]) -> pa.Array:
+    return pa.array(np.r_[0, np.cumsum([len(row) for row in rows], dtype=np.int64)].astype(np.int32))
 
 
 def write_index(folder: Path, shards: Sequence[tuple[str, int]]) -> None:
@@ -63,15 +71,22 @@ class Shard:
 
 def read_samples(folder: Path) -> Iterator[Shard]:
     """Shards in source order, one at a time. Raises StageError if the index and the files disagree."""
+    for name, rows in _index(folder):
+        table = read_parquet(folder / name)
+        if table.num_rows != rows:
+            raise StageError(f"{folder / name}: {table.num_rows} rows, the index says {rows}")
+        yield Shard(name, table)
+
+
+def _index(folder: Path) -> list[tuple[str, int]]:
     if not (folder / INDEX).exists():
         raise StageError(f"{folder}: no samples; they are written by the reconstruct stage: run `dvc repro`")
-    for shard in read_json(folder / INDEX)["shards"]:
-        table = read_parquet(folder / shard["file"])
-        if table.num_rows != shard["rows"]:
-            raise StageError(
-                f"{folder / shard['file']}: {table.num_rows} rows, the index says {shard['rows']}"
-            )
-        yield Shard(shard["file"], table)
+    return [(shard["file"], shard["rows"]) for shard in read_json(folder / INDEX)["shards"]]
+
+
+def count_samples(folder: Path) -> int:
+    """Rows of all shards, by their index."""
+    return sum(rows for _, rows in _index(folder))
 
 
 def to_columns(table: pa.Table) -> Columns:
@@ -104,7 +119,7 @@ def _flat_structs(column: pa.ChunkedArray) -> tuple[pa.StructArray, Any]:
     return array.flatten(), np.r_[0, np.cumsum(np.asarray(array.value_lengths()))].astype(np.int64)
 
 
-def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
+def rejects_table(rejects: Sequence[Reject]) -> pa.Table:
     """Rows that gave no sample, each with its raw fields and candidates."""
     rows = [
         {
@@ -117,4 +132,4 @@ def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
         }
         for reject in rejects
     ]
-    write_parquet(path, pa.Table.from_pylist(rows, schema=schemas.REJECTS))
+    return pa.Table.from_pylist(rows, schema=schemas.REJECTS)

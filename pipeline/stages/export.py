@@ -3,106 +3,72 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
-import pipeline.exports
 from pipeline.config import ExportSettings
-from pipeline.core.selection import in_validation, shuffled
+from pipeline.core.draft_vocabulary import DraftVocabulary, choose
+from pipeline.core.lengths import cut_right, describe
 from pipeline.errors import ConfigError, StageError
-from pipeline.io.files import read_json, read_parquet, write_json, write_jsonl, write_parquet
+from pipeline.io.export_files import ExportFiles
+from pipeline.io.export_plan import ExportPlan, make_plan
+from pipeline.io.files import read_json, write_json
+from pipeline.io.formats import find_format
 from pipeline.io.tables import read_samples
-from pipeline.records import ExportRow, Fidelity
+from pipeline.io.vocabulary_files import write_arrays
+from pipeline.records import ExportRow
 from pipeline.stages.shell import parse_settings
+
+_Placed = tuple[str, int, dict[str, Any]]
 
 
 def run(dataset: str, format_name: str, subtree: dict[str, Any], root: Path) -> str:
     """Write the files of one format and their card."""
     settings = parse_settings(ExportSettings, subtree, f"{dataset}.export.{format_name}")
-    format_module = find_format(format_name)
+    module = find_format(format_name)
     folder = root / f"build/exports/{dataset}/{format_name}"
     folder.mkdir(parents=True, exist_ok=True)
-    passed = _passed(root, dataset)
-    table, left_out = _selected(root, dataset, passed, settings)
-    conversations = table.column("prompt_id").to_pylist()
-    order = shuffled(conversations, settings.shuffle_seed)
-    splits: dict[str, list[int]] = {"train": [], "validation": []}
-    for row in order:
-        held_out = in_validation(conversations[row], settings.validation_share)
-        splits["validation" if held_out else "train"].append(row)
-    files: dict[str, int] = {}
-    for split, rows in splits.items():
-        for start in range(0, len(rows), settings.rows_per_file):
-            part = rows[start : start + settings.rows_per_file]
-            name = f"{split}-{start // settings.rows_per_file:05d}.{format_module.FORM}"
-            _write(folder / name, format_module, table, part)
-            files[name] = len(part)
-    card = _card(dataset, format_name, subtree, root, table, files, left_out)
-    write_json(folder / "card.json", card)
-    out = sum(left_out.values())
-    return f"export {dataset} {format_name}: {table.num_rows} rows in {len(files)} files, {out} left out"
-
-
-def find_format(name: str) -> ModuleType:
-    """The module of a format. Raises ConfigError listing what exists."""
-    known = sorted(module.name for module in pkgutil.iter_modules(pipeline.exports.__path__))
-    if name not in known:
-        raise ConfigError(f"params.yaml: exports: unknown format {name!r}; there are: {', '.join(known)}")
-    module = importlib.import_module(f"pipeline.exports.{name}")
-    if getattr(module, "FORM", None) not in ("jsonl", "parquet") or not callable(
-        getattr(module, "row", None)
-    ):
-        raise ConfigError(
-            f'pipeline/exports/{name}.py: it needs FORM = "jsonl" or "parquet" and row(sample) -> dict'
-        )
-    return module
-
-
-def _passed(root: Path, dataset: str) -> set[str]:
-    verdicts = read_parquet(root / f"build/verdicts/{dataset}.parquet")
-    return set(verdicts.filter(verdicts.column("passed")).column("row_id").to_pylist())
-
-
-def _selected(
-    root: Path, dataset: str, passed: set[str], settings: ExportSettings
-) -> tuple[pa.Table, dict[str, int]]:
-    """Passing rows of enough fidelity, in source order, and how many were left out and why."""
-    least = Fidelity(settings.min_fidelity).rank
-    parts: list[pa.Table] = []
-    left_out = {"not_valid": 0, "below_min_fidelity": 0}
-    for shard in read_samples(root / f"build/samples/{dataset}"):
-        valid = np.array(
-            [row_id in passed for row_id in shard.table.column("row_id").to_pylist()], dtype=bool
-        )
-        sure = np.array(
-            [Fidelity(f).rank <= least for f in shard.table.column("fidelity").to_pylist()], dtype=bool
-        )
-        left_out["not_valid"] += int((~valid).sum())
-        left_out["below_min_fidelity"] += int((valid & ~sure).sum())
-        parts.append(shard.table.filter(pa.array(valid & sure)))
-    if not parts:
-        raise StageError(f"{dataset}: no samples to export; see build/rejects/{dataset}.parquet")
-    return pa.concat_tables(parts), left_out
-
-
-def _write(path: Path, format_module: ModuleType, table: pa.Table, rows: Sequence[int]) -> None:
-    records = (format_module.row(item) for item in _rows(table.take(rows)))
-    if format_module.FORM == "jsonl":
-        write_jsonl(path, records)
+    plan = make_plan(root, dataset, settings)
+    files = ExportFiles(folder, module.FORM, settings.rows_per_file)
+    counts = np.zeros(_target_vocabulary(root, settings, format_name), dtype=np.int64)
+    rows = _rows(root / f"build/samples/{dataset}", plan, settings, module, counts)
+    if plan.in_order:
+        files.write("train", (record for _, _, record in rows))
     else:
-        write_parquet(path, pa.Table.from_pylist(list(records)))
+        files.write_placed(rows)
+    vocabulary = None
+    if settings.draft_vocabulary is not None:
+        vocabulary = _vocabulary(counts, settings, format_name)
+        write_arrays(folder, module, vocabulary, settings.vocabulary_as, format_name)
+    card = _card(dataset, format_name, subtree, root, plan, files.files, vocabulary)
+    write_json(folder / "card.json", card)
+    out = sum(plan.left_out.values())
+    return f"export {dataset} {format_name}: {plan.rows} rows in {len(files.files)} files, {out} left out"
 
 
-def _rows(table: pa.Table) -> Iterator[ExportRow]:
+def _rows(
+    samples: Path, plan: ExportPlan, settings: ExportSettings, module: ModuleType, counts: Any
+) -> Iterator[_Placed]:
+    """Every row that goes out, shard by shard, with its place; supervised tokens of `train` are counted."""
+    for shard, chosen in zip(read_samples(samples), plan.shards, strict=True):
+        table = shard.table.filter(pa.array(chosen.keep))
+        places = zip(chosen.validation.tolist(), chosen.places.tolist(), strict=True)
+        for row, (held_out, place) in zip(_export_rows(table), places, strict=True):
+            if settings.max_length is not None and settings.too_long == "cut":
+                row = cut_right(row, settings.max_length)
+            if settings.draft_vocabulary is not None and not held_out:
+                first = row.loss_mask.index(1)
+                np.add.at(counts, row.input_ids[first:], 1)
+            yield "validation" if held_out else "train", place, module.row(row)
+
+
+def _export_rows(table: pa.Table) -> Iterator[ExportRow]:
     for batch in table.to_batches(max_chunksize=256):
         for row in batch.to_pylist():
             ids, prompt = row["input_ids"], row["prompt_length"]
@@ -113,20 +79,35 @@ def _rows(table: pa.Table) -> Iterator[ExportRow]:
             yield ExportRow(input_ids=ids, loss_mask=mask, **values)
 
 
+def _target_vocabulary(root: Path, settings: ExportSettings, format_name: str) -> int:
+    ids = int(read_json(root / "build/tokenizer/contract.json")["settings"]["contract"]["vocab_size"])
+    wanted = settings.target_vocabulary or ids
+    if wanted < ids or (settings.draft_vocabulary or 0) > wanted:
+        raise ConfigError(
+            f"conf/export/{format_name}.yaml: target_vocabulary {wanted} must be at least the tokenizer's "
+            f"{ids} ids and draft_vocabulary at most as large"
+        )
+    return wanted
+
+
+def _vocabulary(counts: Any, settings: ExportSettings, format_name: str) -> DraftVocabulary:
+    assert settings.draft_vocabulary is not None
+    if not counts.any():
+        raise StageError(f"{format_name}: no supervised token to choose a draft vocabulary by")
+    return choose(counts, settings.draft_vocabulary)
+
+
 def _card(
     dataset: str,
     format_name: str,
     subtree: dict[str, Any],
     root: Path,
-    table: pa.Table,
+    plan: ExportPlan,
     files: dict[str, int],
-    left_out: dict[str, int],
+    vocabulary: DraftVocabulary | None,
 ) -> dict[str, Any]:
     """What a colleague must know of these files; nothing that changes between identical builds."""
     contract = read_json(root / "build/tokenizer/contract.json")
-    lengths = np.asarray(pyarrow.compute.list_value_length(table.column("input_ids")))
-    prompt = table.column("prompt_length").to_numpy()
-    fidelity = table.column("fidelity").to_pylist()
     settings = json.dumps(subtree, sort_keys=True, ensure_ascii=False)
     return {
         "dataset": dataset,
@@ -135,11 +116,14 @@ def _card(
         "tokenizer_fingerprint": contract["fingerprint"],
         "settings_sha256": hashlib.sha256(settings.encode()).hexdigest(),
         "files": files,
-        "rows": table.num_rows,
-        "left_out": left_out,
-        "conversations": len(set(table.column("prompt_id").to_pylist())),
-        "prompt_tokens": int(prompt.sum()),
-        "completion_tokens": int(lengths.sum() - prompt.sum()),
-        "longest_row": int(lengths.max(initial=0)),
-        "fidelity": {name: fidelity.count(name) for name in sorted(set(fidelity))},
+        "rows": plan.rows,
+        "left_out": plan.left_out,
+        "too_long": plan.too_long,
+        "conversations": plan.conversations,
+        "prompt_tokens": plan.prompt_tokens,
+        "completion_tokens": int(plan.lengths.sum()) - plan.prompt_tokens,
+        "longest_row": int(plan.lengths.max(initial=0)),
+        "lengths": describe(plan.lengths),
+        "fidelity": plan.fidelity,
+        **({"draft_vocabulary": vocabulary.summary} if vocabulary else {}),
     }

@@ -14,10 +14,10 @@ from pipeline.config import PromptSettings
 from pipeline.core.prompts import sampled, to_prompt
 from pipeline.core.shapes import Refused
 from pipeline.errors import SourceError, StageError
-from pipeline.io.files import write_parquet_parts
+from pipeline.io.files import write_parquet, write_parquet_parts
 from pipeline.io.prompts import AT_ONCE
 from pipeline.io.sources import SourceRow, read_source
-from pipeline.io.tables import write_rejects
+from pipeline.io.tables import rejects_table
 from pipeline.records import Prompt, Reject
 from pipeline.schemas import PROMPTS
 from pipeline.stages.shell import parse_settings
@@ -47,7 +47,7 @@ def write(made: Made, dataset: str, folder: Path) -> list[Path]:
     paths = [folder / f"{dataset}.parquet", folder / f"{dataset}.rejects.parquet"]
     parts = (_table(made.prompts[at : at + AT_ONCE]) for at in range(0, len(made.prompts), AT_ONCE))
     write_parquet_parts(paths[0], PROMPTS, parts)  # a reader holds one part in memory
-    write_rejects(paths[1], made.rejects)
+    write_parquet(paths[1], rejects_table(made.rejects))
     return paths
 
 

@@ -12,8 +12,8 @@ def test_a_step_shows_how_far_it_is_and_the_note(terminal, monkeypatch):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=terminal, width=100)
     with module.progress("generate d", 2, lambda: "7 sent", console) as step:
-        step()
-        step()
+        step(1)
+        step(1)
     lines = shown.getvalue()
     assert "generate d" in lines
     assert "2/2" in lines
@@ -25,5 +25,5 @@ def test_a_step_shows_how_far_it_is_and_the_note(terminal, monkeypatch):
 def test_short_stages_stay_silent_where_no_one_watches():
     shown = io.StringIO()
     with module.progress("d", 1, lambda: "", Console(file=shown, force_terminal=False)) as step:
-        step()
+        step(1)
     assert shown.getvalue() == ""

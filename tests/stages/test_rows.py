@@ -9,6 +9,7 @@ import pytest
 import yaml
 from native_writer import Structured, body, fields, native_ids
 
+from pipeline.config import Runtime
 from pipeline.core.render import render_ids
 from pipeline.core.selection import in_validation
 from pipeline.errors import ConfigError, StageError
@@ -76,8 +77,8 @@ def _make(path):
 
 def _all(settings, root, format_name="specforge"):
     return [
-        reconstruct.run("d", settings["reconstruct"], root),
-        validate.run("d", settings["validate"], root),
+        reconstruct.run("d", settings["reconstruct"], root, Runtime()),
+        validate.run("d", settings["validate"], root, Runtime()),
         export.run("d", format_name, settings["export"], root),
     ]
 
@@ -126,12 +127,12 @@ def test_the_same_build_gives_the_same_bytes(settings, build):
 
 
 def test_too_many_rejects_stop_the_build_after_the_report(settings, build):
-    reconstruct.run("d", settings["reconstruct"], build)
+    reconstruct.run("d", settings["reconstruct"], build, Runtime())
     strict = {**settings["validate"], "rules": {"max_reject_share": 0.1}}
     with pytest.raises(
         StageError, match=r"2 of 6 responses give no row \(.*\), more .*max_reject_share 0\.1"
     ):
-        validate.run("d", strict, build)
+        validate.run("d", strict, build, Runtime())
     assert read_json(build / "build/reports/d.json")["rows"] == 4
 
 
@@ -141,16 +142,16 @@ def test_rows_of_an_unknown_provider_are_unverified_and_not_exported(settings, b
     assert "4 unverified" in lines[0]
     assert "0 rows" in lines[2]
     card = read_json(build / "build/exports/d/specforge/card.json")
-    assert card["left_out"] == {"not_valid": 0, "below_min_fidelity": 4}
+    assert card["left_out"] == {"not_valid": 0, "below_min_fidelity": 4, "too_long": 0}
 
 
 def test_a_row_that_breaks_a_rule_is_not_exported(settings, build):
-    reconstruct.run("d", settings["reconstruct"], build)
+    reconstruct.run("d", settings["reconstruct"], build, Runtime())
     shard = next((build / "build/samples/d").glob("*.parquet"))
     rows = pq.read_table(shard).to_pylist()
     rows[0]["input_ids"][-1] = 163585
     pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(shard)), shard)
-    validate.run("d", settings["validate"], build)
+    validate.run("d", settings["validate"], build, Runtime())
     export.run("d", "parquet", settings["export"], build)
     verdicts = {
         v["row_id"]: v["reason"] for v in read_parquet(build / "build/verdicts/d.parquet").to_pylist()
@@ -163,7 +164,7 @@ def test_a_row_that_breaks_a_rule_is_not_exported(settings, build):
 
 @pytest.mark.parametrize("damage", ["missing", "short", "ending"])
 def test_a_broken_table_stops_the_build_by_name(settings, build, damage):
-    reconstruct.run("d", settings["reconstruct"], build)
+    reconstruct.run("d", settings["reconstruct"], build, Runtime())
     shard = next((build / "build/samples/d").glob("*.parquet"))
     table = pq.read_table(shard)
     if damage == "missing":
@@ -174,7 +175,7 @@ def test_a_broken_table_stops_the_build_by_name(settings, build, damage):
         broken = pa.array(["over"] * table.num_rows)
         pq.write_table(table.set_column(table.column_names.index("ending"), "ending", broken), shard)
     with pytest.raises(StageError, match=shard.name):
-        validate.run("d", settings["validate"], build)
+        validate.run("d", settings["validate"], build, Runtime())
 
 
 def test_an_unknown_format_lists_what_exists(settings, build):
@@ -194,7 +195,7 @@ def test_a_format_that_lacks_its_parts_is_named(monkeypatch):
 
 def test_an_unknown_setting_is_named(settings, build):
     with pytest.raises(ConfigError, match=r"d\.reconstruct\.typo"):
-        reconstruct.run("d", {**settings["reconstruct"], "typo": 1}, build)
+        reconstruct.run("d", {**settings["reconstruct"], "typo": 1}, build, Runtime())
 
 
 def test_validation_split_and_shuffle_keep_every_row(settings, build):
